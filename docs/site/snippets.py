@@ -91,6 +91,11 @@ def python(member: Member) -> str | None:
     if issubclass(member.cls, SourcePattern):
         preset, override = "transformer-small", "cross_attention"
         call = "out = model(ids, decoder_input_ids=ids)"
+        if member.name == "SourceSpans":
+            call = (
+                "spans = torch.arange(48).view(1, 48, 1) + torch.tensor([-2, 2])  # [batch, target, 2]\n"
+                "out = model(ids, decoder_input_ids=ids, source_spans=spans)"
+            )
     quoted = f"'{text}'" if '"' in text else f'"{text}"'
     quoted += ', position="rope"' if member.axis == "Memory" else ""  # a memory reads endless texts
     return "\n".join(

@@ -125,6 +125,7 @@ UNCOUNTED = {
     "Documents": "costs what the lengths of a batch's documents cost",
     "Marked": "costs what the marked tokens of a batch cost",
     "Padding": "costs what the real tokens of a batch cost",
+    "SourceSpans": "costs what the spans of a batch cost",
     "svd": "its decomposition is no matrix product, and it claims to save nothing",
 }
 

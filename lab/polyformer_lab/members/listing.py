@@ -87,6 +87,7 @@ IMAGES: tuple[tuple[Family, str], ...] = (
 
 ABSENT = {
     "Aligned": "between a target and its source: the rows are single stacks",
+    "SourceSpans": "between a target and its source: the rows are single stacks",
     "WaitK": "between a target and its source: the rows are single stacks",
     "Causal": "what a decoder forbids in any case: a decoder's row would be dense, an encoder is not one",
     "Padding": "what every call forbids in any case: the row would be dense",

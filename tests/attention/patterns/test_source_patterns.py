@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer import InputError
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.patterns import Aligned, Full, Pattern, PerHead, WaitK, Window
+from polyformer.attention.patterns import Aligned, Full, Pattern, PerHead, SourceSpans, WaitK, Window
 from polyformer.attention.patterns.layout import count
 from polyformer.attention.patterns.source_base import check_between_sequences, check_within_sequence
 from polyformer.core.sequence.context import Context
@@ -58,6 +58,28 @@ def test_attention_is_softmax_over_the_keys_of_the_equation(pattern: Pattern, ba
         torch.autograd.grad(actual, (q, k, v), loss), torch.autograd.grad(expected, (q, k, v), loss)
     ):
         torch.testing.assert_close(ours, naive_gradient.nan_to_num(0))
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+def test_stated_spans_are_the_keys(backend: str):
+    torch.manual_seed(0)
+    first = torch.randint(0, SOURCE, (ROWS, TARGET))
+    last = (first + torch.randint(-1, 9, first.shape)).clamp_max(SOURCE - 1)  # some see nothing
+    slots = torch.arange(SOURCE)
+    mask = (slots >= first.unsqueeze(-1)) & (slots <= last.unsqueeze(-1))
+    q, k, v = torch.randn(ROWS, 2, TARGET, 6), *torch.randn(2, ROWS, 2, SOURCE, 6).unbind()
+    expected = attend(
+        q, k, v, mask_mod=lambda b, h, q_idx, kv_idx: mask[b, q_idx, kv_idx], backend="definition"
+    )
+    context = Context(TARGET, SOURCE, q_start=0, q_spans=torch.stack([first, last], 1))
+    torch.testing.assert_close(
+        attend(q, k, v, pattern="SourceSpans()", context=context, backend=backend), expected
+    )
+    for row in SourceSpans().layout(context, 5):
+        needed = torch.zeros(SOURCE, dtype=torch.bool)
+        for start, stop in row.keys.some:
+            needed[start:stop] = True
+        assert not (mask[:, row.start : row.stop] & ~needed).any()
 
 
 def test_a_ratio_is_not_subject_to_rounding():

@@ -88,7 +88,8 @@ def test_searches_read_the_same_source_tokens(search: dict[str, Any], monkeypatc
         RecordedGraph, "compiled", compiled
     )  # operation by operation, which takes no compiler
     own = model(PATTERNS[0])
-    rows, settings = [texts(1, 12), texts(1, 7, seed=4)], {"max_new_tokens": 9, "eos_token_id": None}
+    rows = [texts(1, 12), texts(1, 7, seed=4)]
+    settings: dict[str, Any] = {"max_new_tokens": 9, "min_new_tokens": 9}
     mask = torch.tensor([[1] * 12, [0] * 5 + [1] * 7])
     ids = torch.cat([rows[0], torch.cat([texts(1, 5, seed=5), rows[1]], 1)])
     together = own.generate(ids, mask, **settings, **search).sequences
@@ -141,3 +142,41 @@ def test_a_pattern_in_the_wrong_place_is_one_line():
         parse_settings("WaitK(3)", None, None, None)
     config = model("WaitK(3)").config
     assert ModelConfig.from_dict(config.to_dict()) == config
+
+
+def test_stated_spans_are_read_in_training_steps_and_beams():
+    own = model("SourceSpans()")
+    source, target = texts(2, 11), texts(2, 6, seed=2)
+    mask = torch.tensor([[1] * 11, [0] * 4 + [1] * 7])
+    first = torch.tensor([[0, 2, 2, 5, 9, 3], [0, 0, 1, 3, 4, 6]])
+    spans = torch.stack([first, first + torch.tensor([1, 0, 3, 2, 1, -1])], -1)  # the last sees nothing
+    expected = own(source, mask, decoder_input_ids=target, source_spans=spans, output_attentions=True)
+    assert expected.cross_attentions is not None
+    for row, padding in enumerate((0, 4)):
+        for i, line in enumerate(expected.cross_attentions[0][row, 0] > 0):
+            seen = range(int(spans[row, i, 0]), int(spans[row, i, 1]) + 1)
+            assert line.nonzero().flatten().tolist() == [j + padding for j in seen]
+    state, logits = own.encode(source, mask, source_spans=spans), []
+    for part in target.split([2, 1, 3], 1):
+        output = own(decoder_input_ids=part, state=state)
+        state = output.state
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, 1), expected.logits)
+    settings: dict[str, Any] = {"max_new_tokens": 9, "num_beams": 2, "min_new_tokens": 9}
+    together = own.generate(source, mask, source_spans=spans, **settings).sequences
+    for row, padding in enumerate((0, 4)):  # later positions have the last span
+        longer = torch.cat([spans[row : row + 1], spans[row : row + 1, -1:].expand(1, 5, 2)], 1)
+        alone = own.generate(source[row : row + 1, padding:], source_spans=longer, **settings).sequences
+        assert torch.equal(alone[0], together[row])
+
+
+def test_spans_that_nothing_reads_and_missing_spans_are_errors():
+    spans, ids = torch.zeros(2, 3, 2, dtype=torch.long), texts(2, 5)
+    with pytest.raises(InputError, match=r"source_spans: the pattern SourceSpans\(\) .* reads them"):
+        model("SourceSpans()")(ids, decoder_input_ids=ids)
+    with pytest.raises(InputError, match=r"source_spans: cross_attention WaitK\(.*set it to SourceSpans"):
+        model("WaitK(3)")(ids, decoder_input_ids=ids, source_spans=spans)
+    with pytest.raises(InputError, match=r"source_spans: expected the shape \[2, target length, 2\], got"):
+        model("SourceSpans()")(ids, decoder_input_ids=ids, source_spans=spans[:1])
+    with pytest.raises(InputError, match=r"source_spans: .*a decoder-only model"):
+        create_model("decoder-tiny")(ids, source_spans=spans)

@@ -17,6 +17,7 @@ from polyformer.attention.patterns.marked import Marked
 from polyformer.attention.patterns.per_head import PerHead, PerLayer
 from polyformer.attention.patterns.random_blocks import Random
 from polyformer.attention.patterns.short_documents import Whole
+from polyformer.attention.patterns.source_spans import SourceSpans
 from polyformer.attention.patterns.strided import Strided
 from polyformer.attention.patterns.wait_k import WaitK
 from polyformer.attention.patterns.window import Window
@@ -45,6 +46,7 @@ __all__ = [
     "PerHead",
     "PerLayer",
     "Random",
+    "SourceSpans",
     "Strided",
     "Summary",
     "WaitK",

@@ -8,7 +8,7 @@ them).
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -208,6 +208,25 @@ class TabulatedPattern(Pattern, named=False):
         device = kv_idx.device
         lookups = context.once((self, "tables", device), lambda: self.with_tables(context, device))
         return lookups.allows(context, b, h, q_idx, kv_idx)
+
+
+def patterns_in(part: object) -> Iterator[Pattern]:
+    """Yield all patterns in `part`, a pattern, a configuration or a tuple of them."""
+    if isinstance(part, Pattern):
+        yield part
+    if isinstance(part, tuple):
+        inner: Iterator[object] = iter(part)
+    elif dataclasses.is_dataclass(part):
+        inner = (getattr(part, field.name) for field in dataclasses.fields(part))
+    else:
+        return
+    for value in inner:
+        yield from patterns_in(value)
+
+
+def contains(part: object, kind: type[Pattern]) -> bool:
+    """Return whether `part`, a pattern or a configuration, has a pattern of this kind."""
+    return any(isinstance(pattern, kind) for pattern in patterns_in(part))
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.base import Pattern, contains
 from polyformer.attention.patterns.global_base import GlobalPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Keys
@@ -48,10 +48,4 @@ class Marked(GlobalPattern):
 
 def reads_marks(part: object) -> bool:
     """Return whether `part`, a pattern or a configuration, contains `Marked`."""
-    if isinstance(part, tuple):
-        return any(map(reads_marks, part))
-    if not dataclasses.is_dataclass(part):
-        return False
-    return isinstance(part, Marked) or any(
-        reads_marks(getattr(part, field.name)) for field in dataclasses.fields(part)
-    )
+    return contains(part, Marked)

@@ -5,13 +5,12 @@ padding: the context of such a call has the slot of the first query in the targe
 """
 
 import dataclasses
-from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.base import Pattern, TabulatedPattern
+from polyformer.attention.patterns.base import Pattern, TabulatedPattern, contains, patterns_in
 from polyformer.attention.patterns.composition import CompositePattern
 from polyformer.attention.patterns.implied import Full
 from polyformer.attention.patterns.layout import Keys, clip
@@ -90,8 +89,8 @@ def last_position(context: Context, device: torch.device) -> Tensor:
     """Return the last position of each row's source, [1] or [B, 1]; -1 for a row of padding."""
     if context.kv_pos is None and context.kv_valid is None:
         return torch.full((1,), context.kv_len - 1, device=device)
-    position = torch.arange(context.kv_len) if context.kv_pos is None else context.kv_pos
-    position = position.to(device)
+    position = context.kv_pos
+    position = torch.arange(context.kv_len, device=device) if position is None else position.to(device)
     if context.kv_valid is not None:
         position = torch.where(context.kv_valid.to(device).bool(), position, -1)
     return position.amax(-1, keepdim=True)
@@ -99,12 +98,12 @@ def last_position(context: Context, device: torch.device) -> Tensor:
 
 def is_between_sequences(part: object) -> bool:
     """Return whether `part`, a pattern or a configuration, has a pattern between a target and its source."""
-    return any(isinstance(pattern, SourcePattern) for pattern in _patterns(part))
+    return contains(part, SourcePattern)
 
 
 def check_within_sequence(part: object, name: str) -> None:
     """Raise `InputError` if `part`, a pattern or a configuration, has a pattern between two sequences."""
-    for pattern in _patterns(part):
+    for pattern in patterns_in(part):
         if isinstance(pattern, SourcePattern):
             raise InputError(
                 f"{name}: {pattern.to_text()} is a pattern between a target and its source; "
@@ -114,26 +113,12 @@ def check_within_sequence(part: object, name: str) -> None:
 
 def check_between_sequences(pattern: Pattern, name: str) -> None:
     """Raise `InputError` if `pattern` has a part that is only defined within one sequence."""
-    for part in _patterns(pattern):
+    for part in patterns_in(pattern):
         if not isinstance(part, SourcePattern | Full | CompositePattern):
             raise InputError(
                 f"{name}: {part.to_text()} is a pattern within one sequence; expected a pattern between a "
                 "target and its source, such as Aligned(ratio=1.0, left=16, right=16) or WaitK(3)"
             )
-
-
-def _patterns(part: object) -> Iterator[Pattern]:
-    """Yield all patterns in `part`, a pattern, a configuration or a tuple of them."""
-    if isinstance(part, Pattern):
-        yield part
-    if isinstance(part, tuple):
-        inner: Iterator[object] = iter(part)
-    elif dataclasses.is_dataclass(part):
-        inner = (getattr(part, field.name) for field in dataclasses.fields(part))
-    else:
-        return
-    for value in inner:
-        yield from _patterns(value)
 
 
 def _device(context: Context) -> torch.device:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 TABLES = "pos", "doc", "segment", "marked"
 """Tables that exist both for queries (`q_pos`) and for keys (`kv_pos`)."""
 
-BY_ROW = *(f"{side}_{table}" for table in TABLES for side in ("q", "kv")), "kv_valid", "relations"
+BY_ROW = *(f"{side}_{table}" for table in TABLES for side in ("q", "kv")), "kv_valid", "relations", "q_spans"
 """The fields that may differ from one batch row to the next."""
 
 
@@ -52,6 +52,7 @@ class Context:
         kv_valid: [B, Tk] bool, False where a key is padding.
         q_marked, kv_marked: [B, Tq] and [B, Tk] bool, the tokens that the caller marked as global.
         distance_range: the least and greatest distance that a pattern allows, if known.
+        q_spans: [B, 2, Tq], the first and the last key position that each query may see, for `SourceSpans`.
         relations: [B, Tq, Tk] labels of pairs of tokens, for schemes that embed them.
         image: the image that the tokens are patches of; None for any other sequence.
         prefix, skipped: the first `prefix` keys are followed by `skipped` slots without keys (`kept`), which
@@ -77,6 +78,7 @@ class Context:
     q_marked: Tensor | None = None
     kv_marked: Tensor | None = None
     relations: Tensor | None = None
+    q_spans: Tensor | None = None
     distance_range: tuple[int, int] | None = None
     image: Image | None = None
     prefix: int = 0
@@ -185,15 +187,24 @@ class Context:
             return self.index_distance(q_idx, kv_idx)
         return self.query_position(b, q_idx).clamp_max(self.last_position) - self.key_position(b, kv_idx)
 
-    def between_positions(self, target: "Context", kv_pos: Tensor | None) -> "Context":
+    def between_positions(
+        self, target: "Context", kv_pos: Tensor | None = None, spans: Tensor | None = None
+    ) -> "Context":
         """Return this context of queries in one sequence and keys in another, with the positions of both.
 
         target: the context of the queries within their own sequence. kv_pos: [B, Tk]; by default the keys
-        that are not padding are counted from 0.
+        that are not padding are counted from 0. spans: [B, U, 2] by position, the last for later positions.
         """
         if kv_pos is None and self.kv_valid is not None:
             kv_pos = positions_from_mask(self.kv_valid)
-        return dataclasses.replace(self, memo={}, q_start=target.offset, q_pos=target.q_pos, kv_pos=kv_pos)
+        moved = dataclasses.replace(self, memo={}, q_start=target.offset, q_pos=target.q_pos, kv_pos=kv_pos)
+        if spans is None:
+            return moved
+        rows, device = torch.arange(len(spans), device=spans.device).view(-1, 1), spans.device
+        place = moved.query_position(rows, torch.arange(self.q_len, device=device)).clamp_max(
+            spans.shape[1] - 1
+        )
+        return dataclasses.replace(moved, memo={}, q_spans=spans[rows, place].mT)
 
     @property
     def all_as_queries(self) -> "Context":

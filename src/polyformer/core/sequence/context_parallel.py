@@ -54,6 +54,7 @@ def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) ->
         q_pos=None if whole.q_pos is None else shard.take(whole.q_pos),
         kv_pos=None if whole.kv_pos is None else source.take(whole.kv_pos),
         kv_valid=None if whole.kv_valid is None else source.take(whole.kv_valid),
+        q_spans=None if whole.q_spans is None else shard.take(whole.q_spans),
         memo={},
         shard=shard.with_source(source),
         whole=whole,
@@ -76,6 +77,7 @@ def slice_context(
         changes[name] = None if table is None else table[..., keys[0] : keys[1]]
     if changes["relations"] is not None:
         changes["relations"] = changes["relations"][:, queries[0] : queries[1]]
+    changes["q_spans"] = None if whole.q_spans is None else whole.q_spans[..., queries[0] : queries[1]]
     lengths = {"q_len": queries[1] - queries[0], "kv_len": keys[1] - keys[0]}
     return dataclasses.replace(whole, **lengths, **changes, q_start=queries[0] - keys[0], memo={})
 

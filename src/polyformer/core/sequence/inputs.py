@@ -27,6 +27,9 @@ class ModelInputs:
         relation_ids: [B, T, T], a label of the relation of each token (axis 1) to each token (axis 2), -1 for
             none, if the position scheme embeds them; with a state [B, T, all tokens so far].
         inputs_embeds: [B, T, E], token vectors instead of the ids, as wide as the token table.
+        source_spans: [B, U, 2], the first and the last source position, counted without padding, that each
+            position of the target may read, for the pattern `SourceSpans()` of an encoder-decoder; given with
+            the source for the whole target, whose later positions have the last span.
     """
 
     input_ids: Tensor | None = None
@@ -39,6 +42,7 @@ class ModelInputs:
     global_attention_mask: Tensor | None = None
     relation_ids: Tensor | None = None
     inputs_embeds: Tensor | None = None
+    source_spans: Tensor | None = None
 
     def with_placeholder_ids(self, name: str = "inputs_embeds", choices: bool = False) -> "ModelInputs":
         """Return these inputs with zeros as ids if the caller gave token vectors as `name` instead.

@@ -49,7 +49,7 @@ class DecoderInputs:
             inputs_embeds=self.decoder_inputs_embeds,
         ).with_placeholder_ids("decoder_inputs_embeds")
 
-    def check_absent(self, model: str) -> None:
+    def check_absent(self, model: str, source_spans: Tensor | None) -> None:
         """Raise `InputError` for the first given argument, as `model` has no source and target."""
         refuse(
             model,
@@ -57,6 +57,7 @@ class DecoderInputs:
             decoder_attention_mask=self.decoder_attention_mask,
             decoder_relation_ids=self.decoder_relation_ids,
             decoder_inputs_embeds=self.decoder_inputs_embeds,
+            source_spans=source_spans,
         )
 
 

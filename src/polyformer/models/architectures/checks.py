@@ -67,6 +67,21 @@ def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: 
             _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
 
 
+def check_source_spans(spans: object, rows: int) -> None:
+    """Raise `InputError` unless spans are None or integers [rows, target length, 2]."""
+    if spans is None:
+        return
+    shape = tuple(spans.shape) if isinstance(spans, Tensor) else quote(spans)
+    if not (
+        isinstance(spans, Tensor) and spans.dim() == 3 and spans.shape[0] == rows and spans.shape[2] == 2
+    ):
+        raise InputError(f"source_spans: expected the shape [{rows}, target length, 2], got {shape}")
+    if spans.is_floating_point() or not spans.shape[1]:
+        raise InputError(
+            f"source_spans: expected integers for 1 target position or more, got {spans.dtype} {shape}"
+        )
+
+
 def check_neighbours(near: object, tokens: torch.Size, vocab_size: int) -> None:
     """Raise `InputError` unless `near` is None, or contains ids or -1 for each of the `tokens` [B, T]."""
     if near is None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.patterns import Causal, Full
+from polyformer.attention.patterns import Causal, Full, SourceSpans
+from polyformer.attention.patterns.base import contains
 from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.positions import with_relations
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
@@ -26,7 +27,7 @@ from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures.arguments import OutputOptions
-from polyformer.models.architectures.checks import check_ids, check_inputs
+from polyformer.models.architectures.checks import check_ids, check_inputs, check_source_spans
 from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelState
@@ -54,6 +55,17 @@ class StackOutput:
     def output_tokens(self) -> Tokens:
         """Return the tokens of `hidden`."""
         return self.tokens if self.shard is None else self.tokens.local_part(self.shard)
+
+    def source_state(self, layers: tuple[LayerState, ...], spans: Tensor | None) -> ModelState:
+        """Return the state of a decoder that has read this output of the encoder and no token of the target.
+
+        layers: the initial states of the decoder's layers. spans: `ModelInputs.source_spans`.
+        """
+        tokens, shard = self.tokens, self.shard
+        check_source_spans(spans, len(self.hidden))
+        return ModelState(
+            NO_TOKENS, layers, self.hidden, tokens.valid, tokens.length, shard, tokens.pos, spans
+        )
 
     @property
     def slots(self) -> Tensor | None:
@@ -165,18 +177,14 @@ class StackRunner:
         context = tokens.context(new, self.name == "decoder", ids.device)
         if inputs.relation_ids is not None:
             context = with_relations(context, inputs.relation_ids, len(ids), stack.position)
+        target = context
         shard = None if over is None else choose_shard(over, context, getattr(self.config, self.name))
         if shard is not None:
             context, inputs = shard_sequence(context, shard, ids.device), inputs.local_part(shard)
             ids, pos = shard.take(ids), shard.take(pos)
         source = None
         if state is not None and self.config.encoder is not None:
-            read = Context(new, state.source_length, kv_valid=state.source_valid)
-            if stack.aligns_source:
-                read = read.between_positions(context, state.source_pos)
-            if shard is not None and state.source_shard is not None:
-                read = shard_source(read, shard, state.source_shard)
-            source = Source(state.source, read)
+            source = self._source(state, target, shard)
         layer_states = state.layers if state is not None and cached else None
         if layer_states is not None:
             layer_states = stack.without_unread(layer_states, context, tokens.seen - new)
@@ -206,6 +214,32 @@ class StackRunner:
             halting,
             shard,
         )
+
+    def _source(self, state: ModelState, target: Context, shard: SequenceShard | None) -> Source:
+        """Return the source in `state` for the decoder's new tokens.
+
+        target: the context of these tokens within their own sequence, on all processes.
+        """
+        self._check_spans(state.source_spans)
+        read = Context(target.q_len, state.source_length, kv_valid=state.source_valid)
+        if self.stack.aligns_source:
+            read = read.between_positions(target, state.source_pos, state.source_spans)
+        if shard is not None and state.source_shard is not None:
+            read = shard_source(read, shard, state.source_shard)
+        return Source(state.source, read)
+
+    def _check_spans(self, spans: Tensor | None) -> None:
+        """Raise `InputError` if spans of the source are missing, or no pattern reads them."""
+        pattern = self.config.cross_attention
+        if contains(pattern, SourceSpans) == (spans is not None):
+            return
+        if spans is None:
+            raise InputError(
+                "source_spans: the pattern SourceSpans() of cross_attention reads them; give the first and "
+                "the last source position of each target position, [batch, target length, 2]"
+            )
+        text = None if pattern is None else pattern.to_text()
+        raise InputError(f"source_spans: cross_attention {text} does not read them; set it to SourceSpans()")
 
     def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""

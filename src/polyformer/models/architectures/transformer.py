@@ -29,7 +29,7 @@ from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.heads import HeadInput
-from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Stack, with_policy
+from polyformer.nn.stack import AdaptiveEmbedding, Embedding, Stack, with_policy
 
 # The modules that map token ids to vectors.
 Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
@@ -100,6 +100,7 @@ class Transformer(PretrainedMixin):
         use_cache: bool = False,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
+        source_spans: Tensor | None = None,
     ) -> ModelOutput:
         """Run the model. A call in training mode waits until calls of `generate` in other threads end.
 
@@ -125,6 +126,7 @@ class Transformer(PretrainedMixin):
             global_attention_mask,
             relation_ids,
             inputs_embeds,
+            source_spans,
         ).with_placeholder_ids(choices=self.head.reads_choices)
         target = DecoderInputs(
             decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
@@ -149,7 +151,8 @@ class Transformer(PretrainedMixin):
         with training_pass(self):
             if self.encoder is not None and self.decoder is not None:
                 return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
-            target.check_absent("an encoder-only model" if self.encoder else "a decoder-only model")
+            single = "an encoder-only model" if self.encoder else "a decoder-only model"
+            target.check_absent(single, inputs.source_spans)
             if self.decoder is None:
                 refuse("an encoder-only model", state=state, use_cache=use_cache or None)
                 encoded = self.runner("encoder").run(inputs, options, unpads=self.unpads)
@@ -173,10 +176,12 @@ class Transformer(PretrainedMixin):
         encoded, cached = None, use_cache or state is not None
         if state is not None:
             refuse("an encoder-decoder", document_ids=inputs.document_ids)
-            refuse("a source that was read already", global_attention_mask=inputs.global_attention_mask)
+            marks, spans = inputs.global_attention_mask, inputs.source_spans
+            refuse("a source that was read already", global_attention_mask=marks, source_spans=spans)
         else:
             encoded = self.read_source(inputs, options)
-            state = _source_state(encoded, self.decoder.new_states(0) if use_cache else ())
+            layers = self.decoder.new_states(0) if use_cache else ()
+            state = encoded.source_state(layers, inputs.source_spans)
         if decoder_inputs.input_ids is None and self.head.predicts_next:
             shifted = self.shifted_right(labels.labels, None)
             decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted)
@@ -203,11 +208,12 @@ class Transformer(PretrainedMixin):
         """
         assert self.decoder is not None
         source = ModelInputs(input_ids, attention_mask, **inputs)
-        return _source_state(self.read_source(source), self.decoder.new_states(reserve))
+        return self.read_source(source).source_state(self.decoder.new_states(reserve), source.source_spans)
 
     def read_source(self, inputs: ModelInputs, options: OutputOptions = NO_EXTRA_OUTPUTS) -> StackOutput:
         """Return the output of the encoder of an encoder-decoder for the source."""
         refuse("an encoder-decoder", document_ids=inputs.document_ids)
+        inputs = dataclasses.replace(inputs, source_spans=None)  # the decoder reads them
         return self.runner("encoder").run(inputs, options, unpads=self.unpads)
 
     def new_state(self, reserve: int = 0, cache: CachePolicy | str | None = None) -> ModelState:
@@ -342,9 +348,3 @@ class Transformer(PretrainedMixin):
             losses=losses,
             slots=output.slots,
         )
-
-
-def _source_state(encoded: StackOutput, layers: tuple[LayerState, ...]) -> ModelState:
-    """Return the state of a decoder that has read the source and no token of the target."""
-    tokens, shard = encoded.tokens, encoded.shard
-    return ModelState(NO_TOKENS, layers, encoded.hidden, tokens.valid, tokens.length, shard, tokens.pos)

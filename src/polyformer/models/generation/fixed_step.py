@@ -61,7 +61,9 @@ class FixedStep:
             if reach not in shared:
                 shared[reach] = _fixed_tokens(tokens, state.tokens, cache, reach is not None)
             buffers.append(shared[reach])
-        source = [table for table in (state.source_valid, state.source_pos) if table is not None]
+        source = [
+            table for table in (state.source_valid, state.source_pos, state.source_spans) if table is not None
+        ]
         others = [*inputs.values(), *source]
         for fixed in shared.values():
             others += [

@@ -34,7 +34,7 @@ from polyformer.models.generation.topk import blockwise_argmax
 # Optional inputs per token of a prompt or source.
 INPUTS = (
     *("position_ids", "document_ids", "token_type_ids", "langs"),
-    *("segment_ids", "global_attention_mask", "relation_ids"),
+    *("segment_ids", "global_attention_mask", "relation_ids", "source_spans"),
 )
 
 
@@ -71,7 +71,7 @@ def generate(
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
         compile: run the step of a token as a graph (`compiled_step`), which a CPU compiles in 10 seconds.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
-            global_attention_mask and relation_ids of the prompt or source, as in the model's `forward`.
+            global_attention_mask, relation_ids and source_spans of the prompt or source, as in `forward`.
             New tokens of a decoder-only model continue the last position, document, type, language and
             segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
