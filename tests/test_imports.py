@@ -34,6 +34,7 @@ SHARED = {
         *(
             "base",
             "block_base",
+            "block_needs",
             "by_distance",
             "composition",
             "expression",

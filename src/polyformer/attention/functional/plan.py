@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 import torch
 
-from polyformer.attention.functional.backends import definition, flex, sdpa
+from polyformer.attention.functional.backends import blocks, definition, flex, sdpa
+from polyformer.attention.functional.backends.blocks import QueryBlocks
 from polyformer.attention.functional.backends.tiled import run as tiled
 from polyformer.attention.functional.context_parallel.needs import Needs
 from polyformer.attention.functional.context_parallel.parts import numbered, part_request
@@ -181,7 +182,30 @@ class ContextParallel:
         return "\n    ".join(lines)
 
 
-Plan: TypeAlias = Nothing | Leaf | Branch | ContextParallel
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphLeaf:
+    """A run in an exported graph for texts of any length: in blocks, or else dense for the reason `dense`."""
+
+    request: Request = dataclasses.field(repr=False)
+    blocks: QueryBlocks | None
+    dense: str = ""
+
+    leaves = ()
+    backend = "blocks"
+
+    def run(self) -> Result:
+        """Return the output, and the log-sum-exp if it is computed."""
+        request = self.request
+        if self.blocks is not None:
+            return blocks.run(request, self.blocks)
+        changed = request.score_mod is not None or request.relative is not None
+        return (definition if changed or request.return_lse else sdpa).run(request)
+
+    def __str__(self) -> str:
+        return f"dense ({self.dense})" if self.blocks is None else str(self.blocks)
+
+
+Plan: TypeAlias = Nothing | Leaf | Branch | ContextParallel | GraphLeaf
 
 
 def plan(request: Request) -> Plan:
@@ -217,12 +241,10 @@ def plan(request: Request) -> Plan:
     return leaf
 
 
-def for_any_length(request: Request) -> Leaf:
-    """Return a run that does not depend on lengths, for an exported graph: torch's kernel with a mask, or the
-    definition."""
-    if request.score_mod is not None or request.relative is not None or request.return_lse:
-        return Leaf(request, "definition", {"sdpa": "a score_mod or relative terms change the scores"})
-    return Leaf(request, "sdpa", {})
+def for_any_length(request: Request) -> GraphLeaf:
+    """Return a run that does not depend on lengths, for an exported graph."""
+    chosen = blocks.choose(request)
+    return GraphLeaf(request, None, chosen) if isinstance(chosen, str) else GraphLeaf(request, chosen)
 
 
 def refuse_recording(context: Context) -> None:

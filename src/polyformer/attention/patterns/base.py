@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.expression import build_pattern
 from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
@@ -88,6 +89,11 @@ class Pattern:
         """Return which earlier keys a query may read: a decoder drops the others. None for all keys."""
         ends = self.distance_range()
         return None if ends is None else Reach(max(0, ends[1]))
+
+    def block_needs(self) -> BlockNeeds | None:
+        """Return the keys that blocks of queries need in a text of any length; None if there is no rule."""
+        ends = self.distance_range()
+        return None if ends is None else BlockNeeds(before=max(0, ends[1]), after=max(0, -ends[0]))
 
     def is_static(self) -> bool:
         """Return whether the needed keys depend only on a call's lengths, so that plans can be cached."""

@@ -25,7 +25,6 @@ class BlockNeeds:
         first, last: numbers of tokens at both ends of a text that see all and are seen by all.
         links: other blocks of `size` tokens that a block sees; None for none.
         whole: texts of at most as many tokens see themselves whole.
-        by_position: whether more than distances in slots is needed, so that padding moves the keys.
     """
 
     size: int = 1

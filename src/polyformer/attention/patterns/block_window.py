@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.patterns.block_base import BlockPattern
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
@@ -37,6 +38,10 @@ class BlockWindow(BlockPattern):
     def visible_blocks(self, context: Context, block: int, last: int) -> range:
         """Return the blocks block - before .. block + after, clipped to the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
+
+    def block_needs(self) -> BlockNeeds:
+        """Return whole blocks before and after."""
+        return BlockNeeds(self.size, self.before * self.size, self.after * self.size)
 
     def reach(self) -> Reach:
         """Return the distance from the last position of a block to the first that it sees."""

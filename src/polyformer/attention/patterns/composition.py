@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.layout import Keys, subtract
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.sequence.context import Context
@@ -139,6 +140,10 @@ class And(_BinaryPattern, named=False):
         left, right = self.left.reach(), self.right.reach()
         return left or right if left is None or right is None else left & right
 
+    def block_needs(self) -> BlockNeeds | None:
+        """Return the needs of one part, which include the intersection."""
+        return self.left.block_needs() or self.right.block_needs()
+
     def step(self) -> int:
         """Return the least common multiple: a distance must be a multiple of both steps."""
         return math.lcm(self.left.step(), self.right.step())
@@ -160,6 +165,11 @@ class Or(_BinaryPattern, named=False):
     def reach(self) -> Reach | None:
         """Return the keys that either part may read."""
         return union([self.left.reach(), self.right.reach()])
+
+    def block_needs(self) -> BlockNeeds | None:
+        """Return the needs of both parts; None if either has no rule."""
+        left, right = self.left.block_needs(), self.right.block_needs()
+        return None if left is None or right is None else left | right
 
     def step(self) -> int:
         """Return the greatest common divisor of both steps."""
@@ -186,3 +196,7 @@ class Without(_BinaryPattern, named=False):
     def reach(self) -> Reach | None:
         """Return the reach of the left pattern."""
         return self.left.reach()
+
+    def block_needs(self) -> BlockNeeds | None:
+        """Return the needs of the left pattern."""
+        return self.left.block_needs()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.block_base import last_positions, side_positions
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.layout import Interval, clip
 from polyformer.core.ranges import PositiveInt
@@ -34,6 +35,10 @@ class GlobalEnd(DocumentEndPattern):
         "a causal query cannot know where its document ends; use it in an encoder, "
         "or Global for the first tokens"
     )
+
+    def block_needs(self) -> BlockNeeds:
+        """Return the last tokens."""
+        return BlockNeeds(last=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return the slots of the last `tokens` tokens."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
 from polyformer.attention.patterns.layout import Keys
 from polyformer.core.ranges import PositiveInt
@@ -27,6 +28,10 @@ class Global(GlobalPattern):
         """Return whether position < tokens."""
         position = context.query_position if side == "q" else context.key_position
         return position(b, index) < self.tokens
+
+    def block_needs(self) -> BlockNeeds:
+        """Return the first tokens."""
+        return BlockNeeds(first=self.tokens)
 
     def reach(self) -> Reach:
         """Return the first `tokens` positions: no later token is global."""

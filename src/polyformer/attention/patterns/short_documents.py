@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.block_base import last_positions, side_positions
+from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Interval
@@ -34,6 +35,10 @@ class Whole(DocumentEndPattern):
     causal_error: ClassVar[str] = (
         "a causal query cannot know how long its document will be; use it in an encoder"
     )
+
+    def block_needs(self) -> BlockNeeds:
+        """Return the whole text if it is short."""
+        return BlockNeeds(whole=self.tokens)
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return all slots or none."""

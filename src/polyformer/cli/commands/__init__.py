@@ -40,6 +40,7 @@ COMMANDS = (
     "probe",
     "list",
     "convert",
+    "export",
     "calibrate",
     "show",
     "explore",

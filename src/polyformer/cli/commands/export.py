@@ -1,0 +1,49 @@
+"""Export a model as a graph for other runtimes: an ONNX file, or a file for torch.export.
+
+The graph takes any number of texts and tokens. A decoder has its KV cache as input and output; an encoder
+computes windows, global tokens and BigBird's blocks in time proportional to the length. Prints how each layer
+computes attention.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from polyformer.cli.commands.options import argument, option
+from polyformer.core.errors import InputError
+
+EXAMPLES = """examples:
+  polyformer export gpt2-dir gpt2-onnx
+  polyformer export model.gguf smollm2-onnx
+  polyformer export bert-dir bert-graph --format torch
+  polyformer export classifier-dir out --head classify
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `polyformer export`."""
+
+    model: str = argument(
+        "checkpoint: a directory written by transformers or polyformer, a run, or a GGUF file",
+        metavar="MODEL",
+    )
+    out: str = argument("directory to write: the graph and the tokenizer", metavar="OUT", output="folder")
+    format: Literal["onnx", "torch"] = option(
+        "onnx: model.onnx; torch: model.pt2, for torch.export.load (default: onnx)", "onnx"
+    )
+    no_cache: bool = option("export a decoder without a cache, to read whole texts", False)
+    head: str | None = option("head to load, such as masked or embed (default: the one in the checkpoint)")
+
+
+def run(options: ExportOptions) -> None:
+    """Write the graph and the tokenizer."""
+    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.models.checkpoints import from_pretrained
+    from polyformer.models.export import export_model
+
+    model = from_pretrained(options.model, options.head)
+    print(export_model(model, options.out, options.format, cache=not options.no_cache))
+    try:
+        load_tokenizer(options.model).save(options.out)
+    except InputError as error:
+        print(f"no tokenizer written: {error}")
