@@ -219,3 +219,14 @@ def test_tiles_with_products_of_half_precision(
     assert {*products} >= {(dtype, dtype, torch.float32)}
     for own, exact in zip(*results):
         assert (own.double() - exact).norm() < 4 * torch.finfo(dtype).eps * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("queries", "groups", "is_general"),
+    [(100, 2, True), (64, 2, False), (127, 1, False), (33, 4, True), (1, 3, True), (1, 8, False)],
+)
+def test_few_queries_of_many_heads_use_the_general_kernel(
+    queries: int, groups: int, is_general: bool
+) -> None:
+    """torch's kernel for few queries joins the rows of a key head's queries, rounded up to a power of 2."""
+    assert (flex._kernel_options(queries, groups) is not None) == is_general

@@ -27,6 +27,7 @@ from polyformer.attention.patterns.mod_program import (
     program,
 )
 from polyformer.core.errors import InputError
+from polyformer.core.ops.precision import is_autocast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -110,8 +111,8 @@ def _record(
 
 def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return a context that disables autocast."""
-    cast = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if cast else contextlib.nullcontext()
+    on = is_autocast(device.type)
+    return torch.autocast(device.type, enabled=False) if on else contextlib.nullcontext()
 
 
 def check_value(name: str, value: Any) -> None:

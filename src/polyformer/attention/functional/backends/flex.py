@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.backends.block_masks import are_heads_evaluated, block_mask, moving
+from polyformer.attention.functional.backends.block_masks import (
+    BLOCK,
+    are_heads_evaluated,
+    block_mask,
+    moving,
+)
 from polyformer.attention.functional.request import Request, transformed
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.composition import simple_parts
@@ -131,8 +136,6 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         compiled_lengths.add((request.context.q_len, request.context.kv_len))
     mask = None if request.pattern is None else block_mask(request)
     score_mod = _moved(request, moving(request.context, device))
-    # The kernel for few queries takes only a power of 2 of query heads per key head.
-    general = {"FORCE_USE_FLEX_ATTENTION": True} if request.groups & (request.groups - 1) else None
     result = _attention()(
         request.q,
         request.k,
@@ -141,7 +144,7 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
         block_mask=mask,
         scale=request.scale,
         enable_gqa=request.groups > 1,
-        kernel_options=general,
+        kernel_options=_kernel_options(request.context.q_len, request.groups),
         return_aux=None if device.type == "cpu" else AuxRequest(lse=True),
     )
     if device.type == "cpu":
@@ -150,6 +153,16 @@ def run(request: Request) -> tuple[Tensor, Tensor | None]:
     for part in (out, lse):
         mark_first_order(part, "FlexAttention (backend 'flex')")
     return out, lse
+
+
+def _kernel_options(queries: int, groups: int) -> dict[str, bool] | None:
+    """Return the options of a call with `groups` query heads per key head.
+
+    torch's kernel for fewer than 128 queries takes only a power of 2 of groups, and no more rows than a block
+    of the mask has. Other calls with few queries need the general kernel.
+    """
+    takes = groups & (groups - 1) == 0 and queries * groups <= BLOCK
+    return None if takes else {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 def can_join_heads(request: Request) -> bool:
