@@ -172,9 +172,12 @@ def test_models_without_such_keys_are_refused(name: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "snapkv(budget=64)"}, "budget: expected more keys than the window of 64"),
+        ({"cache": "snapkv(budget=64)"}, "budget: expected more keys than the 64 that 'snapkv' always keeps"),
         ({"cache": "snapkv(kernel=4)"}, "kernel: expected an odd number, got 4"),
-        ({"cache": "expected(budget=4)"}, "budget: expected more keys than the 4 sinks"),
+        (
+            {"cache": "expected(budget=4)"},
+            "budget: expected more keys than the 4 that 'expected' always keeps",
+        ),
         ({"cache": "snap"}, "snapkv"),
         ({"cache": "h2o", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
         ({"cache": "h2o", "compile": True}, "compile: with a mixture"),

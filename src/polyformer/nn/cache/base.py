@@ -98,6 +98,14 @@ class CachePolicy(Config):
     option: ClassVar[str] = "cache"
     after_every_call: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        always = sum(self.always())
+        if always >= self.budget:
+            raise InputError(
+                f"budget: expected more keys than the {always} that {quote(self.kind)} always keeps, got "
+                f"{self.budget}; raise the budget"
+            )
+
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the scores [B, Hkv, Tk] of all keys; higher scores are kept first.
 

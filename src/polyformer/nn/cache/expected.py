@@ -17,7 +17,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.nn.cache.base import CacheCall, CachePolicy
@@ -35,13 +34,6 @@ class ExpectedAttention(CachePolicy):
 
     kind: ClassVar[str] = "expected"
     paper: ClassVar[str] = "Devoto et al. 2025 (Expected Attention), section 3"
-
-    def __post_init__(self) -> None:
-        if self.sinks >= self.budget:
-            raise InputError(
-                f"budget: expected more keys than the {self.sinks} sinks, which are always kept, "
-                f"got {self.budget}; raise the budget or lower the sinks"
-            )
 
     @classmethod
     def examples(cls) -> tuple["ExpectedAttention", ...]:

@@ -36,11 +36,7 @@ class SnapKV(CachePolicy):
     paper: ClassVar[str] = "Li et al. 2024 (SnapKV), section 4"
 
     def __post_init__(self) -> None:
-        if self.window >= self.budget:
-            raise InputError(
-                f"budget: expected more keys than the window of {self.window}, which are always kept, "
-                f"got {self.budget}; raise the budget or lower the window"
-            )
+        super().__post_init__()
         if self.kernel % 2 == 0:
             raise InputError(f"kernel: expected an odd number, got {self.kernel}")
 
