@@ -53,7 +53,7 @@ class BlockNeeds:
 
     @property
     def by_position(self) -> bool:
-        """Whether the keys depend on positions in the text, not only on distances."""
+        """Return whether the keys depend on positions in the text, not only on distances."""
         return self.size > 1 or bool(self.first or self.last or self.whole)
 
 

@@ -29,7 +29,7 @@ class ModelInputs:
         inputs_embeds: [B, T, E], token vectors instead of the ids, as wide as the token table.
         source_spans: [B, U, 2], the first and the last source position, counted without padding, that each
             position of the target may read, for the pattern `SourceSpans()` of an encoder-decoder; given with
-            the source for the whole target, whose later positions have the last span.
+            the source for the whole target; its later positions have the last span.
     """
 
     input_ids: Tensor | None = None

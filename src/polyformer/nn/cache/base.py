@@ -1,4 +1,4 @@
-"""The base of cache policies, and the state of a layer whose cache keeps a budget of keys per head.
+"""The base of cache policies, and the state of a layer with a budget of keys per head.
 
     in a call      queries see the kept keys and the keys of the call
     after it       the policy scores all keys; each head keeps the `budget` keys with the highest scores
@@ -156,7 +156,7 @@ class CompressedCache(State):
 
     @property
     def slots(self) -> Tensor | None:
-        """Which tokens of the text each head has keys of: [B, Hkv, held]; None if it has all."""
+        """The tokens of the text that each head has keys of: [B, Hkv, held]; None if it has all."""
         if self.kept is None:
             return None
         new = torch.arange(self.cache.held - self.kept.shape[-1], device=self.kept.device) + self.seen

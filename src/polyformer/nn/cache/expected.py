@@ -47,7 +47,7 @@ class ExpectedAttention(CachePolicy):
         mean = (rotation @ mean.unsqueeze(-1)).squeeze(-1)
         covariance = rotation @ covariance @ rotation.mT
         scores = mean @ keys.mT * call.scale  # [B, Hkv, G, Tk]
-        for group in range(mean.shape[2]):  # one at a time, as each needs as much memory as the keys
+        for group in range(mean.shape[2]):  # in turn, as each needs as much memory as the keys
             spread = ((keys @ covariance[:, :, group]) * keys).sum(-1)
             scores[:, :, group] += spread * (call.scale**2 / 2)
         valid = call.context.kv_valid

@@ -7,8 +7,8 @@
 A query is the last entry of a cache of C entries, so no distance exceeds C - 1 in a text of any length.
 Trained models send the weight that they need nowhere to the first tokens, the attention sinks; without them
 perplexity rises by orders of magnitude. Keys stay as they are. With RoPE a query is rotated further, by
-C - 1 - i positions, for its products with the first tokens; terms by distance are those of the distances
-above. In training the memory is a mask with these distances.
+C - 1 - i positions, for its products with the first tokens; terms by distance use the distances above. In
+training the memory is a mask with these distances.
 
 The distances depend only on the query, so one pass, chunks and single tokens give the same results. Memory
 and time per token do not grow with the text. What left the cache is forgotten, except through the layers: L
