@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig
 from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.patterns import Pattern
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
@@ -115,7 +116,7 @@ class EndsConfig(NoAttentionConfig):
 
     kind: ClassVar[str] = "ends"
 
-    def cross(self) -> "EndsOfSourceConfig":
+    def cross(self, pattern: Pattern | None = None) -> "EndsOfSourceConfig":
         """Return the sum of the ends of the source."""
         return EndsOfSourceConfig()
 

@@ -31,6 +31,7 @@ REFUSED = {
     "Memory-compressive",
     "Memory-memorizing",
     "Memory-recurrent",
+    "Memory-sinks",
     "Norm-batch",
     # Later examples have an extension that depends on the length of a text.
     *([] if ONE_EXAMPLE else ["Position-rope"]),

@@ -27,16 +27,17 @@ EXPERTS = ExpertsConfig(expert=DenseConfig(intermediate_size=6), experts=3, capa
 
 def new_stack(dtype: torch.dtype = torch.float64, cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
+    attention = AttentionConfig(num_attention_heads=2)
     parts = {
         "num_hidden_layers": 4,
-        "attention": AttentionConfig(num_attention_heads=2),
+        "attention": attention,
         "dropout": 0.3,
         "feedforward": DenseConfig(intermediate_size=12),
         "block": ReversibleConfig(),
         "position": LearnedPerLayerConfig(),
         **options,
     }
-    stack = Stack(StackConfig(**parts), WIDTH, 20, cross).to(dtype).train()
+    stack = Stack(StackConfig(**parts), WIDTH, 20, attention if cross else None).to(dtype).train()
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

@@ -30,13 +30,14 @@ from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, Lay
 
 def new_stack(cross: bool = False, **options: Any) -> Stack:
     torch.manual_seed(0)
+    attention = AttentionConfig(num_attention_heads=2)
     parts = {
         "num_hidden_layers": 3,
-        "attention": AttentionConfig(num_attention_heads=2),
+        "attention": attention,
         "feedforward": DenseConfig(intermediate_size=8),
         **options,
     }
-    return Stack(StackConfig(**parts), 6, 20, cross).double()
+    return Stack(StackConfig(**parts), 6, 20, attention if cross else None).double()
 
 
 def test_layers_follow_one_another():

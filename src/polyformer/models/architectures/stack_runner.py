@@ -62,7 +62,7 @@ class StackOutput:
         layers: the initial states of the decoder's layers. spans: `ModelInputs.source_spans`.
         """
         tokens, shard = self.tokens, self.shard
-        check_source_spans(spans, len(self.hidden))
+        check_source_spans(spans, self.hidden.shape[0])
         return ModelState(
             NO_TOKENS, layers, self.hidden, tokens.valid, tokens.length, shard, tokens.pos, spans
         )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context, positions_from_mask
 from polyformer.models.architectures import Transformer
@@ -87,11 +87,11 @@ def check_decoder(model: Transformer) -> None:
     stack, reason = model.decoder, None
     assert stack is not None
     if not model.head.predicts_next:
-        reason = f"its head {model.config.head.kind!r} does not predict the next token"
+        reason = f"its head {quote(model.config.head.kind)} does not predict the next token"
     elif stack.memory is not None or stack.depth is not None:
         reason = "a memory or a depth policy decides from step to step"
     elif not stack.mechanism.supports_kv_cache:
-        reason = f"the mechanism {stack.mechanism.kind!r} has no cache"
+        reason = f"the mechanism {quote(stack.mechanism.kind)} has no cache"
     elif not all(map(_has_only_cache, stack.new_states(0))):
         reason = "its layers have another state"
     if reason is not None:
