@@ -128,3 +128,11 @@ def test_conversion_chooses_the_factor():
     assert converted.config.decoder.position.extension == SelfExtendConfig(
         factor=5, original_max_positions=64, window=16
     )
+
+
+def test_conversion_to_dynamic_has_the_factor_of_its_source():
+    """The base follows the length of each text, not the greatest number of positions."""
+    converted, _ = convert(model(None), max_positions=256, extension="dynamic")
+    assert converted.config.decoder.position.extension == DynamicNtkConfig(
+        factor=1.0, original_max_positions=64
+    )

@@ -126,6 +126,11 @@ class DynamicNtkConfig(LengthExtensionConfig):
     kind: ClassVar[str] = "dynamic"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), section 3.3; emozilla 2023 (dynamically scaled RoPE)"
 
+    @classmethod
+    def options_for(cls, before: int, after: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the source's factor 1: the base follows the length of each text, not of the longest."""
+        return {**super().options_for(before, after, options), "factor": 1.0}
+
     def bands(self, theta: Tensor, base: float, last: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the ranges 0 .. N, N .. 2 N, 2 N .. 4 N, ... of N original positions."""
         yield 0, theta
