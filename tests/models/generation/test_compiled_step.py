@@ -109,18 +109,18 @@ def test_texts_that_end_leave_rows_of_the_graph_unused(family, memory, records):
     assert len(records) == 1, "the second call uses the graph of the first"
 
 
+MIXED = "PerLayer([Window(6), Causal(), Window(3) | Global(1)])"
 ROLLING = {
-    "window": {"attention": "Window(6)", "max_position_embeddings": 400},
-    "global": {"attention": "Window(6) | Global(2)", "position": "rope"},
-    "alibi": {"attention": "Window(6)", "position": "alibi"},
-    "blocks": {"attention": "BlockWindow(4) | Global(1)", "position": "rope"},
-    "mixed": {"attention": "PerLayer([Window(6), Causal(), Window(3) | Global(1)])", "position": "rope"},
-    "heads": {"attention": "PerHead([Window(6), Window(3)])", "position": "transformer_xl"},
+    "window": ("greedy", {"attention": "Window(6)", "max_position_embeddings": 400}),
+    "global": ("beams", {"attention": "Window(6) | Global(2)", "position": "rope"}),
+    "alibi": ("look-up", {"attention": "Window(6)", "position": "alibi"}),
+    "blocks": ("greedy", {"attention": "BlockWindow(4) | Global(1)", "position": "rope"}),
+    "mixed": ("look-up", {"attention": MIXED, "position": "rope"}),
+    "heads": ("beams", {"attention": "PerHead([Window(6), Window(3)])", "position": "transformer_xl"}),
 }
 
 
-@pytest.mark.parametrize("search", ["greedy", "beams", "look-up"])
-@pytest.mark.parametrize("options", ROLLING.values(), ids=ROLLING)
+@pytest.mark.parametrize(("search", "options"), ROLLING.values(), ids=ROLLING)
 def test_windows_read_a_buffer_of_fixed_size(options, search, memory):
     """The buffers are compacted several times."""
     torch.manual_seed(0)
