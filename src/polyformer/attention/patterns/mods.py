@@ -9,7 +9,6 @@ The mods of this library are written for indices that broadcast: [B, 1, 1, 1], [
 or similar. `@broadcasts` marks them; for them q_idx counts the queries of the call instead of their slots.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from polyformer.attention.patterns.mod_program import (
     program,
 )
 from polyformer.core.errors import InputError
-from polyformer.core.ops.precision import is_autocast
+from polyformer.core.ops.precision import without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -98,7 +97,7 @@ def _record(
     zero = torch.zeros((), dtype=torch.long, device=device)
     inputs = (zero,) * 4 if score is None else (zero.to(score), *(zero,) * 4)
     try:
-        with torch.set_grad_enabled(grad), _without_autocast(device):
+        with torch.set_grad_enabled(grad), without_autocast(zero):
             traced, value, reusable = program(function, inputs)
     except BranchError:
         raise InputError(
@@ -107,12 +106,6 @@ def _record(
         ) from None
     check_value(name, value)
     return traced, reusable
-
-
-def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that disables autocast."""
-    on = is_autocast(device.type)
-    return torch.autocast(device.type, enabled=False) if on else contextlib.nullcontext()
 
 
 def check_value(name: str, value: Any) -> None:
