@@ -265,5 +265,6 @@ class Text:
 
 def _take(x: Tensor, tokens: Tensor) -> Tensor:
     """Return the tokens [B or 1, K] of x [B, H, T, D]: [B, H, K, D]."""
+    # `take_tokens` reads the number of rows, which a graph leaves open.
     row = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
     return x.transpose(1, 2)[row, tokens].transpose(1, 2)
