@@ -23,7 +23,6 @@ from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
-from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.weights import load_weights
 from polyformer.models.architectures import Transformer, VisionConfig
@@ -184,8 +183,7 @@ def with_extension(config: ModelConfig, extension: object, before: int) -> Model
         if kind is not None and issubclass(kind, RopeExtensionConfig):
             asked = {**kind.options_for(before, config.max_position_embeddings, asked), **asked}
     chosen = RopeExtensionConfig.from_dict(asked, "extension")
-    extends = isinstance(chosen, DynamicNtkConfig) and config.max_position_embeddings > before
-    if chosen.factor == 1 and not extends:
+    if not chosen.extends(before, config.max_position_embeddings):
         raise InputError("extension: its factor is 1, which changes nothing; say max_positions, or factor=4")
     changes: dict[str, Any] = {}
     for side in ("encoder", "decoder"):

@@ -34,6 +34,10 @@ class RopeExtensionConfig(Config):
         known = {"factor": after / before, "original_max_positions": before}
         return {name: value for name, value in known.items() if name in names}
 
+    def extends(self, before: int, after: int) -> bool:
+        """Return whether any text changes, for the lengths of training and of the longest text."""
+        return self.factor != 1
+
     @property
     def channel_scale(self) -> float:
         """Return the factor of rotated channels; scores are multiplied by its square."""

@@ -131,6 +131,10 @@ class DynamicNtkConfig(LengthExtensionConfig):
         """Return the source's factor 1: the base follows the length of each text, not of the longest."""
         return {**super().options_for(before, after, options), "factor": 1.0}
 
+    def extends(self, before: int, after: int) -> bool:
+        """Return whether any text changes; with a factor of 1 longer texts do."""
+        return super().extends(before, after) or after > before
+
     def bands(self, theta: Tensor, base: float, last: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the ranges 0 .. N, N .. 2 N, 2 N .. 4 N, ... of N original positions."""
         yield 0, theta
