@@ -8,6 +8,7 @@ import torch
 from tests.nn.cache.policies import Dense, decoder
 from torch import Tensor
 
+import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
@@ -187,3 +188,20 @@ def test_models_without_such_keys_are_refused(name: str):
 def test_bad_options_name_their_fix(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
         decoder().generate(ids(1, 100), **options)
+
+
+def test_the_keys_in_a_state_are_explained():
+    model = decoder(attention="PerLayer([Full(), Window(4)])")
+    policy = "snapkv(budget=8, window=3, kernel=3)"
+    assert str(polyformer.explain(model.new_state(cache=policy))).startswith("layer 1  snapkv: all 0 tokens")
+    _, state = read(model, model.new_state(cache=policy))
+    [cache] = caches(state)
+    assert cache.slots is not None
+    first, second = (set(head) for head in cache.slots[0].tolist())
+    tokens, kept = sum(STEPS), 8 + sum(STEPS[1:])
+    lines = polyformer.explain(state).lines
+    assert lines["layer 1"] == (
+        f"snapkv: each head keeps {kept} of {tokens} tokens, {len(first & second)} of them in all 2 heads; "
+        f"{tokens - len(first | second)} are in none"
+    )
+    assert lines["layer 2"].endswith(" tokens")

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   polyformer explore bert-dir "The cat sat." --against "The cat sat on the mat."
   polyformer explore bert-dir "The cat sat." --against long-dir       # before and after a conversion
   polyformer explore runs/translate "ein Haus" --target "a house"
+  polyformer explore model.gguf --file page.txt --generate 8 --cache "snapkv(budget=64)"
   polyformer explore phi-dir "Hello" --transformers                   # any model of transformers
   polyformer explore runs/digits digit.png                            # a model of images
   polyformer explore runs/digits --row 3                              # the third training image
@@ -50,6 +51,10 @@ class ExploreOptions:
     segment: PositiveInt | None = option(
         "for a model with a memory: read the text in segments of N tokens and show the last segment",
         metavar="N",
+    )
+    cache: str | None = option(
+        "with --generate: policy that drops keys, such as 'snapkv(budget=64)'; the page shows the kept keys",
+        metavar="POLICY",
     )
     against: str | None = option(
         "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"

@@ -54,7 +54,9 @@ def by_polyformer(options: Any, name: str) -> Read:
 
     source = load(name, None, options.device, preset_overrides(name, options.changes))
     texts = PolyformerTexts(name, source.model, source.tokenizer)
-    return lambda text: texts.of_text(required_text(text), options.target, options.generate, options.segment)
+    return lambda text: texts.of_text(
+        required_text(text), options.target, options.generate, options.segment, options.cache
+    )
 
 
 def by_image_run(options: Any, run: "Run") -> Read:
@@ -108,7 +110,9 @@ def by_transformers(options: Any, name: str) -> Read:
     from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
     from polyformer.data import DataConfig
 
-    refuse(options, ("generate", "segment"), "only for models of polyformer; leave out --transformers")
+    refuse(
+        options, ("generate", "segment", "cache"), "only for models of polyformer; leave out --transformers"
+    )
     image = options.row is not None or (options.text is not None and is_image(options.text))
     model, reader = load_from_transformers(name, image)
     if model.main_input_name != "pixel_values":
@@ -161,7 +165,7 @@ def check_images(options: Any) -> None:
     if options.row is not None and options.text is not None and is_image(options.text):
         raise InputError(f"--row: {options.text} is a single image; leave out --row")
     why = "only for models of texts, and this model reads images; leave it out"
-    refuse(options, ("file", "target", "generate", "segment"), why)
+    refuse(options, ("file", "target", "generate", "segment", "cache"), why)
 
 
 def pixels_of(data: "DataConfig", path: str | None, row: int | None) -> "np.ndarray":

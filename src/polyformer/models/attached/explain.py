@@ -1,4 +1,5 @@
-"""`polyformer.explain`: the plan of a call of `attend`, or of the layers of a transformers model."""
+"""`polyformer.explain`: the plan of a call of `attend`, the layers of a transformers model, or the keys in a
+state."""
 
 import dataclasses
 from typing import Any, overload
@@ -8,15 +9,19 @@ from torch import Tensor, nn
 from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
 from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.state import State
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached
+from polyformer.models.outputs import ModelState
+from polyformer.nn.cache import CompressedCache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-    """The attention of each layer of a model, `lines` by the layer's name, to be printed."""
+    """The attention or the cache of each layer of a model, `lines` by the layer's name, to be printed."""
 
-    implementation: str
+    implementation: str | None
     lines: dict[str, str]
 
     def __str__(self) -> str:
@@ -35,13 +40,18 @@ class Explanation:
 @overload
 def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan: ...
 @overload
-def explain(q: nn.Module) -> Explanation: ...
+def explain(q: nn.Module | ModelState) -> Explanation: ...
 def explain(q: Any, *inputs: Any, **options: Any) -> Any:
-    """Return the plan by which `attend` would run a call; for a model, the attention of each layer.
+    """Return the plan by which `attend` would run a call; for a model, the attention of each layer; for a
+    state, the keys that each layer's cache keeps.
 
     Args:
-        q: [B, H, Tq, D], with the other arguments of `attend`; or only a model of transformers.
+        q: [B, H, Tq, D], with the other arguments of `attend`; or only a model of transformers; or only the
+            state of a decoder after some tokens.
     """
+    if isinstance(q, ModelState):
+        caches = {f"layer {i + 1}": layer.self_attention for i, layer in enumerate(q.layers)}
+        return Explanation(None, {name: _kept(cache) for name, cache in caches.items()})
     if not isinstance(q, nn.Module):
         return calls.explain(q, *inputs, **options)
     layers = attention_layers(q)
@@ -51,6 +61,13 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
         )
     implementation = str(getattr(getattr(q, "config", None), "_attn_implementation", None))
     return Explanation(implementation, {layer.name: _line(layer, implementation) for layer in layers})
+
+
+def _kept(cache: State | None) -> str:
+    """Return a line with the keys in a cache."""
+    if isinstance(cache, KeyValueCache):
+        return f"{cache.held:,} tokens"
+    return str(cache) if isinstance(cache, CompressedCache) else type(cache).__name__
 
 
 def _line(layer: Layer, whole: str) -> str:

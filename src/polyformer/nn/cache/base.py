@@ -167,6 +167,19 @@ class CompressedCache(State):
         """The number of tokens, padding included, that each head has dropped."""
         return 0 if self.kept is None else self.seen - self.kept.shape[-1]
 
+    def __str__(self) -> str:
+        """Return how many tokens of the first text the heads keep, and how many of these are the same."""
+        if self.slots is None:
+            return f"{self.policy.kind}: all {self.cache.held:,} tokens"
+        heads, held = self.slots.shape[1:]
+        seen = self.dropped + held
+        count = self.slots[0].flatten().bincount(minlength=seen)
+        shared, gone = int((count == heads).sum()), int((count == 0).sum())
+        return (
+            f"{self.policy.kind}: each head keeps {held:,} of {seen:,} tokens, {shared:,} of them in all "
+            f"{heads} heads; {gone:,} are in none"
+        )
+
     def context(self, context: Context, device: torch.device) -> Context:
         """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyformer.cli.plots.explorer.calls import Call, MeasuredCall, measure_call
 from polyformer.cli.plots.explorer.detail import planned, written
+from polyformer.cli.plots.explorer.kept_keys import only_kept
 from polyformer.cli.plots.explorer.page import Buffers, asset, write
 from polyformer.cli.plots.explorer.reading import Picture, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
@@ -50,7 +51,8 @@ def page_of(
 
 
 def _calls(reading: Reading) -> list[Call]:
-    calls = recorded_calls(reading.model, reading.inputs)
+    with only_kept(reading.model, reading.kept):
+        calls = recorded_calls(reading.model, reading.inputs)
     for call in calls:
         if call.values is not None and call.values.shape[2] > MATRIX_TOKENS:
             raise InputError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from polyformer.cli.plots.explorer.kept_keys import KeptKeys, kept_keys
 from polyformer.cli.plots.explorer.reading import Reading, shown
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
@@ -30,13 +31,19 @@ class PolyformerTexts:
         return self.model.encoder is not None and self.model.decoder is not None
 
     def of_text(
-        self, text: str, target: str | None = None, generate: int | None = None, segment: int | None = None
+        self,
+        text: str,
+        target: str | None = None,
+        generate: int | None = None,
+        segment: int | None = None,
+        cache: str | None = None,
     ) -> Reading:
         """Return the reading of `text`.
 
         target: the input of an encoder-decoder's decoder, by default the generated text. generate: the
         largest number of generated tokens. segment: a model with a memory reads the text in segments of this
-        number of tokens; the page shows the last segment.
+        number of tokens; the page shows the last segment. cache: a cache policy for generation, as in
+        `generate`; the page shows which keys each head keeps.
         """
         if self.tokenizer is None:
             raise InputError("tokenizer: a text requires a tokenizer; pass tokenizer=...")
@@ -44,7 +51,7 @@ class PolyformerTexts:
         if self.model.decoder is not None and not self.both:
             ids = [*_present(self.tokenizer.bos_id), *self.tokenizer.encode(text)]
         goal = None if target is None else [*self._begin, *self.tokenizer.encode(target)]
-        return self.of_ids(ids, goal, generate, segment)
+        return self.of_ids(ids, goal, generate, segment, cache)
 
     def of_ids(
         self,
@@ -52,8 +59,11 @@ class PolyformerTexts:
         target: Sequence[int] | None = None,
         generate: int | None = None,
         segment: int | None = None,
+        cache: str | None = None,
     ) -> Reading:
         """Return the reading of token ids."""
+        if cache is not None and (generate is None or self.both):
+            raise InputError("cache: only for text that a decoder generates; add generate, or leave it out")
         if segment is not None:
             self._check_segment(segment, target is None and generate is None)
             return self._last_segment(ids, segment)
@@ -62,21 +72,30 @@ class PolyformerTexts:
         if generate is not None and self.model.decoder is None:
             raise InputError("generate: an encoder cannot generate; leave it out")
         place, prompt = next(self.model.parameters()).device, None
+        kept: tuple[KeptKeys | None, ...] = ()
         inputs: dict[str, Any] = {"input_ids": torch.tensor([[*ids]], device=place)}
         own = "decoder_input_ids" if self.both else "input_ids"
         if target is not None:
             inputs[own] = torch.tensor([[*target]], device=place)
         elif self.both or generate is not None:
-            output = self.model.generate(inputs["input_ids"], max_new_tokens=generate or NEW_TOKENS)
+            count = generate or NEW_TOKENS
+            output = self.model.generate(inputs["input_ids"], max_new_tokens=count, cache=cache)
             start = self._begin if self.both else [*ids]
             prompt = len(start)
             row = [*start, *output.new_tokens()[0][:-1]]  # the last token was not an input
             inputs[own] = torch.tensor([row], device=place)
+            if cache is not None:
+                kept = kept_keys(self.model, inputs[own], prompt, cache)
         rows = {"encoder" if self.model.encoder is not None else "decoder": inputs["input_ids"]}
         if self.both:
             rows["decoder"] = inputs[own]
         return Reading(
-            name=self.name, model=self.model, inputs=inputs, tokens=shown(rows, self.token), prompt=prompt
+            name=self.name,
+            model=self.model,
+            inputs=inputs,
+            tokens=shown(rows, self.token),
+            prompt=prompt,
+            kept=kept,
         )
 
     def _check_segment(self, segment: int, alone: bool) -> None:

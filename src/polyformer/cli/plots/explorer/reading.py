@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from polyformer.cli.plots.explorer.kept_keys import KeptKeys
 from polyformer.core.errors import InputError, reason_of
 
 
@@ -34,8 +35,8 @@ class Reading:
     `decoder_input_ids`. tokens: the text of each token, by stack ("encoder", "decoder"). prompt: the number
     of the decoder's tokens in the prompt, if the model generated the rest. before: the text of each slot in
     the memory of earlier segments, which is in the `state` among the inputs; each of the first `compressed`
-    slots represents several tokens. stored: the tokens in the store of a memory, in order. picture: the image
-    of the input.
+    slots represents several tokens. stored: the tokens in the store of a memory, in order. kept: the keys
+    that each layer of a decoder keeps, with a cache policy. picture: the image of the input.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Reading:
     before: Sequence[str] = ()
     compressed: int = 0
     stored: Sequence[str] = ()
+    kept: Sequence[KeptKeys | None] = ()
     picture: Picture | None = None
 
 
