@@ -84,6 +84,33 @@ def test_onnxruntime_decodes_the_same_tokens(tmp_path: Path) -> None:
     assert text.tolist() == model.generate(prompt, max_new_tokens=64).sequences.tolist()
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_graph_has_the_bounds_that_memory_planning_needs(rows: int, tmp_path: Path) -> None:
+    model = small_decoder("rope and grouped heads")
+    exported = export_model(model, tmp_path, "torch", max_tokens=20, max_rows=rows)
+    assert exported.longest == 20
+    assert all(limits.upper <= 40 for limits in exported.program.range_constraints.values())
+    graph = torch.export.load(exported.file).module()
+    ids = torch.randint(3, 50, (rows, 7))
+    logits, *_ = graph(ids, torch.ones_like(ids), *empty_caches(model, exported, rows))
+    torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+    ids = torch.randint(3, 50, (rows, 21))
+    with pytest.raises((AssertionError, RuntimeError)):
+        graph(ids, torch.ones_like(ids), *empty_caches(model, exported, rows))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"max_tokens": 9000}, "max_tokens: expected 1 to 1,024"),
+        ({"max_rows": 0}, "max_rows: expected 1 or more"),
+    ],
+)
+def test_bounds_outside_the_model_are_refused(bounds: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        export_model(small_decoder("learned positions"), tmp_path, "torch", **bounds)
+
+
 def test_models_without_such_a_graph_are_refused(tmp_path: Path) -> None:
     both = polyformer.create_model("transformer-tiny", vocab_size=50)
     with pytest.raises(

@@ -10,6 +10,7 @@ from typing import Literal
 
 from polyformer.cli.commands.options import argument, option
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 EXAMPLES = """examples:
   polyformer export gpt2-dir gpt2-onnx
@@ -32,6 +33,10 @@ class ExportOptions:
         "onnx: model.onnx; torch: model.pt2, for torch.export.load (default: onnx)", "onnx"
     )
     no_cache: bool = option("export a decoder without a cache, to read whole texts", False)
+    max_tokens: PositiveInt | None = option(
+        "most tokens of a text (default: the model's positions)", metavar="N"
+    )
+    max_rows: PositiveInt | None = option("most texts per call (default: any number)", metavar="N")
     head: str | None = option("head to load, such as masked or embed (default: the one in the checkpoint)")
 
 
@@ -42,7 +47,8 @@ def run(options: ExportOptions) -> None:
     from polyformer.models.export import export_model
 
     model = from_pretrained(options.model, options.head)
-    print(export_model(model, options.out, options.format, cache=not options.no_cache))
+    bounds = {"max_tokens": options.max_tokens, "max_rows": options.max_rows}
+    print(export_model(model, options.out, options.format, cache=not options.no_cache, **bounds))
     try:
         load_tokenizer(options.model).save(options.out)
     except InputError as error:

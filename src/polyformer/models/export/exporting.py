@@ -49,7 +49,13 @@ class ExportedModel:
 
 
 def export_model(
-    model: Transformer, folder: str | Path, format: Format = "onnx", cache: bool = True
+    model: Transformer,
+    folder: str | Path,
+    format: Format = "onnx",
+    cache: bool = True,
+    *,
+    max_tokens: int | None = None,
+    max_rows: int | None = None,
 ) -> ExportedModel:
     """Write an encoder or a decoder as a graph for any number of rows and tokens to `folder`.
 
@@ -61,7 +67,9 @@ def export_model(
     [B, Hkv, P, D] of each layer L for P >= 0 earlier tokens, and `present.L.key` and `.value` [B, Hkv, P + T,
     D] for the next call. The mask [B, P + T] covers both; padding may be on either side.
 
-    cache: whether a decoder has a cache; without it it reads whole texts.
+    cache: whether a decoder has a cache; without it it reads whole texts. max_tokens: the most tokens of a
+    text, by default the model's positions. max_rows: the most rows, by default any number. Runtimes that plan
+    memory ahead, such as ExecuTorch, need both bounds.
 
     Raises `InputError` for other models, quantized weights, and a decoder with another state than a KV cache.
     """
@@ -70,10 +78,15 @@ def export_model(
     graph = _graph(model, cache)
     folder, stack = checked_path(str(folder)), model.encoder or model.decoder
     assert stack is not None
-    longest = stack.position.max_positions or UNLIMITED
+    longest = _longest(stack.position.max_positions, max_tokens)
+    if max_rows is not None and max_rows < 1:
+        raise InputError(f"max_rows: expected 1 or more, got {max_rows}")
+    example = graph.example(longest)
+    if max_rows == 1:
+        example = tuple(tensor[:1] for tensor in example)
     with evaluating(model), torch.no_grad(), graph_calls(longest) as calls:
         program = torch.export.export(
-            graph, graph.example(longest), dynamic_shapes=_sizes(graph.axes(), longest), strict=False
+            graph, example, dynamic_shapes=_sizes(graph.axes(), longest, max_rows), strict=False
         )
     file = folder / ("model.onnx" if format == "onnx" else "model.pt2")
     with writing(file):
@@ -98,10 +111,18 @@ def _graph(model: Transformer, cache: bool) -> DecoderGraph | TextGraph:
     return DecoderGraph(model) if cache and model.decoder is not None else TextGraph(model)
 
 
-def _sizes(axes: Any, longest: int) -> Any:
+def _longest(positions: int | None, max_tokens: int | None) -> int:
+    """Return the most tokens of a text, for a model with `positions` positions, or any number."""
+    limit = positions or UNLIMITED
+    if max_tokens is not None and not 1 <= max_tokens <= limit:
+        raise InputError(f"max_tokens: expected 1 to {limit:,}, the model's limit, got {max_tokens:,}")
+    return limit if max_tokens is None else max_tokens
+
+
+def _sizes(axes: Any, longest: int, rows: int | None) -> Any:
     """Return `axes` with the sizes of the named axes."""
     dims = {
-        "batch": Dim("batch", min=1),
+        "batch": Dim.STATIC if rows == 1 else Dim("batch", min=1, max=rows),
         "length": Dim("length", min=1, max=longest),
         "past": Dim("past", min=0, max=longest),
         "total": Dim("total", min=1, max=2 * longest),
