@@ -36,9 +36,16 @@ def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | Non
     """
     if len(parts) == 1 and parts[0].pairs is None:
         return attend(parts[0].q, parts[0].k, v, pattern=pattern, **options)
+    return attend_parts_with_lse(parts, v, pattern, **options)[0]
+
+
+def attend_parts_with_lse(
+    parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return `attend_parts`, and the log-sum-exp [B, H, Tq] of the scores of each query."""
     outs, lses, weights = [], [], []
     for q, k, pairs, own in parts:
-        allowed = pairs if pattern is None or pairs is None else pattern & pairs
+        allowed = pattern if pairs is None else pairs if pattern is None else pattern & pairs
         with recorded() if recording() else contextlib.nullcontext([]) as weights_of_part:
             out, lse = attend(q, k, v, pattern=allowed, return_lse=True, **{**options, **(own or {})})
         weights += weights_of_part
@@ -46,6 +53,6 @@ def attend_parts(parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | Non
         lses.append(lse)
     y, total = join_by_lse(outs, lses)
     if weights:
-        total = total.masked_fill(total == -torch.inf, 0.0)
-        record(sum((w * (lse - total).exp().unsqueeze(-1) for w, lse in zip(weights, lses)), torch.tensor(0)))
-    return y
+        top = total.masked_fill(total == -torch.inf, 0.0)
+        record(sum((w * (lse - top).exp().unsqueeze(-1) for w, lse in zip(weights, lses)), torch.tensor(0)))
+    return y, total

@@ -65,8 +65,9 @@ class ConvertOptions:
         "give global tokens separate query, key and value projections, initialized with copies", False
     )
     memory: str | None = option(
-        "memory of earlier segments for a decoder: recurrent, compressive or memorizing; train it further "
-        "with --task.feed in_order"
+        "memory for a decoder: sinks, a bounded cache that needs no training, such as 'sinks(length=508)'; "
+        "or a memory of earlier segments, recurrent, compressive or memorizing: train it further with "
+        "--task.feed in_order"
     )
     depth: str | None = option(
         "depth of the decoder: act, or early exits such as 'exits(layers=[4, 8], alone=true)', which need a "

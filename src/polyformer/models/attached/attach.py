@@ -10,7 +10,9 @@ from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
 from polyformer.models.attached.attention_layers import attention_layers
-from polyformer.models.attached.layer import NAME, attached
+from polyformer.models.attached.layer import NAME, attached, remove_attached
+from polyformer.nn.cache import CachePolicy
+from polyformer.nn.memory import MemoryConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -22,9 +24,11 @@ def attach(
     layers: Which = None,
     position: str | dict[str, Any] | PositionConfig | None = None,
     score_mod: ScoreMod | None = None,
+    memory: str | dict[str, Any] | MemoryConfig | None = None,
+    cache: str | dict[str, Any] | CachePolicy | None = None,
 ) -> Model:
-    """Attach a pattern, a position scheme or a `score_mod` to the self-attention layers of a transformers
-    model.
+    """Attach a pattern, a position scheme, a `score_mod` or a bounded cache to the self-attention layers of a
+    transformers model.
 
     All layers then run `attend`. The model's own mask still applies: the future, padding, other documents,
     and keys outside its own windows remain hidden. A later call replaces earlier attachments.
@@ -36,6 +40,9 @@ def attach(
         layers: numbers of layers in their stack, or (parts of) names such as "encoder" or "text_model.*.3".
         position: a scheme that is added to scores, "alibi" or "t5(num_buckets=32)"; it starts from 0.
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
+        memory: "sinks(first=4, length=508)", for decoders with rotary positions: layers attend to the first
+            and the latest tokens, with positions counted inside the cache, and `generate` keeps only these.
+        cache: the policy "snapkv(budget=1024)" or "h2o(budget=1024)" of the keys that each head keeps.
 
     Returns:
         The model itself. `save_pretrained` saves patterns and schemes in config.json, but no functions;
@@ -46,14 +53,16 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"attach: expected a model of transformers first, got {quote(model)}")
-    call = parse_settings(attention, layers, position, score_mod)
+    call = parse_settings(attention, layers, position, score_mod, memory, cache)
     dispatching = attention_layers(model)
     if not dispatching:
         raise InputError(
             f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
             "expected one of its models that does"
         )
-    apply(model, [call])
+    import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
+
+    apply(model, [call], loaded=True)
     config: Any = model.config
     # A call for all layers replaces all earlier calls.
     earlier = [] if call.layers is None else getattr(config, SAVED, None) or []
@@ -64,8 +73,6 @@ def attach(
 
 def _run_ours(model: Any) -> None:
     """Make all layers run `attend`, and record it in config.json."""
-    import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
-
     config = model.config
     before = config._attn_implementation
     if before != NAME:
@@ -89,7 +96,7 @@ def detach(model: Model) -> Model:
     if not layers and getattr(config, "_attn_implementation", None) != NAME:
         raise InputError(f"detach: nothing is attached to this {type(model).__name__}")
     for layer in layers:
-        delattr(layer.module, NAME)
+        remove_attached(layer.module)
     for field in (SAVED, IMPLEMENTATION):
         if hasattr(config, field):
             delattr(config, field)

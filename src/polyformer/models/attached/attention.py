@@ -1,6 +1,8 @@
 """`attend` with the signature of transformers' `AttentionInterface`, instead of sdpa."""
 
+import contextlib
 import dataclasses
+import functools
 from typing import Any, cast
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_parts_with_lse
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
@@ -15,6 +18,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.token_records import SINK, record_mark
+from polyformer.models.attached.bound import Bound
+from polyformer.models.attached.bounded import BOUNDED, BoundedLayer, check_terms, described
 from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask, positions_in_documents
 from polyformer.models.attached.mask_functions import combine
@@ -31,11 +36,21 @@ UNSUPPORTED_ARGUMENTS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The attended pairs of one call, and the bias that its mask adds to the scores."""
+    """The attended pairs of one call, and the bias that its mask adds to the scores.
+
+    whole: the context of the whole text, if `bounded`, the layer's cache, has dropped keys.
+    """
 
     context: Context
     pattern: Pattern | None = None
     bias: Tensor | None = None
+    whole: Context | None = None
+    bounded: BoundedLayer | None = None
+
+    def drop_unread(self, q: Tensor, pattern: Pattern | None, scale: float | None) -> None:
+        """Drop the keys of a bounded cache that no query after q [B, H, Tq, D] reads."""
+        if self.bounded is not None and self.whole is not None:
+            self.bounded.after(q, self.whole, self.context, pattern, scale)
 
 
 def forward(
@@ -74,7 +89,9 @@ def forward(
         query = query.expand(len(key), -1, -1, -1)
     past = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     attachment = attached(module)
-    seen = _describe_call(attention_mask, query, key, past, options, no_attachment=attachment is None)
+    if attachment is not None and attachment.bound is not None:
+        check_terms(attachment.bound, softcap=softcap, s_aux=s_aux, position_bias=position_bias)
+    seen = _describe_call(attention_mask, query, key, past, options, attachment)
     bias = None if position_bias is None else position_bias[..., : key.shape[2]]  # of the existing keys
     mods = [] if softcap is None else [soft_cap(softcap)]
     mods += [add_bias(term) for term in (seen.bias, bias) if term is not None]
@@ -87,13 +104,14 @@ def forward(
         if traced_offset:
             settings |= _pattern_as_table(settings["pattern"], seen.context, query)
     settings |= {"score_mod": chain_score_mods(mods), "dropout": dropout}
-    if not _wants_weights(options):
-        out, _ = _with_sink(query, key, value, s_aux, settings)
-        return out.transpose(1, 2).contiguous(), None
-    with recorded() as records:
+    wants_weights = _wants_weights(options)
+    with recorded() if wants_weights else contextlib.nullcontext([]) as records:
         out, share = _with_sink(query, key, value, s_aux, settings)
-    weights = records[-1] if share is None else records[-1] * share
-    return out.transpose(1, 2).contiguous(), weights
+    seen.drop_unread(query, settings["pattern"], scaling)
+    out = out.transpose(1, 2).contiguous()
+    if not wants_weights:
+        return out, None
+    return out, records[-1] if share is None else records[-1] * share
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -111,9 +129,11 @@ def _with_sink(
 
     With the sink's score s and the keys' log-sum-exp l, the share is exp(l) / (exp(l) + exp(s)).
     """
+    parts = settings.pop("parts", ())
     if sink is None:
-        return attend(q, k, v, **settings), None
-    out, lse = attend(q, k, v, return_lse=True, **settings)
+        return attend_parts(parts, v, **settings) if parts else attend(q, k, v, **settings), None
+    whole = functools.partial(attend, q, k, v, return_lse=True)
+    out, lse = attend_parts_with_lse(parts, v, **settings) if parts else whole(**settings)
     share = torch.sigmoid(lse - sink.view(1, -1, 1)).unsqueeze(-1)
     record_mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
     return (out * share).to(out.dtype), share
@@ -124,13 +144,17 @@ def _attached_terms(
 ) -> dict[str, Any]:
     """Return the attachments of the layer; `late`: all terms as functions, to follow other functions."""
     pattern = combine(seen.pattern, attachment.pattern, lambda mask, own: mask & own)
+    parts: tuple[RotatedPart, ...] = ()
+    if attachment.bound is not None:
+        pattern = attachment.bound.within(pattern)
+        parts = attachment.bound.parts(q, k, seen.context, attachment.site)
     relative, mods = attachment.relative(q, k, seen.context), attachment.mods(q, k, seen.context)
     if relative is not None and late:
         # Grouped heads: [B, Hkv, Tk, D] to [B, H, Tk, D].
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         factor = q.shape[3] ** -0.5 if scale is None else scale
         relative, mods = None, [broadcasts(relative.score_mod(q, keys, factor, seen.context)), *mods]
-    return {"pattern": pattern, "relative": relative, "mods": mods}
+    return {"pattern": pattern, "relative": relative, "mods": mods, "parts": parts}
 
 
 def _pattern_as_table(pattern: Pattern, context: Context, q: Tensor) -> dict[str, Any]:
@@ -143,14 +167,21 @@ def _pattern_as_table(pattern: Pattern, context: Context, q: Tensor) -> dict[str
 
 
 def _describe_call(
-    mask: Tensor | None, q: Tensor, k: Tensor, is_causal: bool, options: dict[str, Any], no_attachment: bool
+    mask: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    is_causal: bool,
+    options: dict[str, Any],
+    attachment: Attached | None,
 ) -> AttentionCall:
-    """Return the description of a call from a layer's mask; `no_attachment`: the layer has no attachment."""
+    """Return the description of a call from a layer's mask."""
+    if attachment is not None and attachment.bound is not None:
+        return _describe_bounded_call(attachment.bound, mask, q, options)
     q_length, kv_length = q.shape[2], k.shape[2]
     if isinstance(mask, Mask):
         description = mask.description.cropped(kv_length)
         if torch.compiler.is_compiling():
-            return _describe_call_in_graph(description, is_causal, options, no_attachment, len(q))
+            return _describe_call_in_graph(description, is_causal, options, attachment is None, len(q))
         return AttentionCall(with_packed_sequences(description.context, options, len(q)), description.pattern)
     if mask is None:
         # As in sdpa, a single query sees all keys.
@@ -160,6 +191,17 @@ def _describe_call(
     # Another library's mask, of unknown origin.
     entries, bias = split_mask(mask, kv_length)
     return AttentionCall(Context(q_length, kv_length), None if entries is None else Table(entries), bias)
+
+
+def _describe_bounded_call(
+    bound: Bound, mask: Tensor | None, q: Tensor, options: dict[str, Any]
+) -> AttentionCall:
+    """Return the description of a call of a layer with a bounded cache, from the mask of all tokens."""
+    bounded = options.get(BOUNDED)
+    description = described(mask, bound, bounded)
+    whole = with_packed_sequences(description.context, options, len(q))
+    context = whole if bounded is None else bounded.context(whole, q.device)
+    return AttentionCall(context, description.pattern, whole=whole, bounded=bounded)
 
 
 def _describe_call_in_graph(

@@ -4,13 +4,16 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
+from polyformer.models.attached.bound import Bound
 
 # The name of the module inside a layer, and of the implementation in `AttentionInterface`.
 NAME = "polyformer"
@@ -29,12 +32,15 @@ class Attached(nn.Module):
         position: PositionConfig | None = None,
         score_mod: ScoreMod | None = None,
         num_heads: int = 1,
+        bound: Bound | None = None,
     ):
         super().__init__()
         self.index, self.pattern, self.score_mod = index, pattern, score_mod
         self.position = None if position is None else build_scheme(position, num_heads)
         self.position_config = position
         self.site = Site(index, _no_projection, _no_projection)
+        self.bound = bound
+        self.hook: RemovableHandle | None = None  # of the layer, for its bounded cache
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """Return the scheme's relative terms for the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
@@ -52,28 +58,36 @@ class Attached(nn.Module):
 
     def extra_repr(self) -> str:
         """Return a description of the attachments."""
-        return describe_layer(self.pattern, self.position_config, self.score_mod)
+        return describe_layer(self.pattern, self.position_config, self.score_mod, self.bound)
 
 
 def describe_layer(
-    pattern: Pattern | None, position: PositionConfig | None, score_mod: ScoreMod | None
+    pattern: Pattern | None,
+    position: PositionConfig | None,
+    score_mod: ScoreMod | None,
+    bound: Bound | None = None,
 ) -> str:
     """Return the attachments of a layer in one line."""
     parts = [] if pattern is None else [text_of(pattern)]
-    if position is not None:
-        options = ", ".join(f"{name}={value}" for name, value in _options(position).items())
-        parts.append(f"{position.kind}({options})" if options else position.kind)
+    configs = position, None if bound is None else bound.rule
+    parts += [_call_of(config) for config in configs if config is not None]
     if score_mod is not None:
         parts.append(f"score_mod {getattr(score_mod, '__name__', type(score_mod).__name__)}")
     return ", ".join(parts) or "nothing of its own"
 
 
+def has_text(pattern: Pattern) -> bool:
+    """Return whether a pattern has an expression: no part of it is a function."""
+    try:
+        pattern.to_text()
+    except InputError:
+        return False
+    return True
+
+
 def text_of(pattern: Pattern) -> str:
     """Return a pattern as an expression, or the name of its function if it has no text."""
-    try:
-        return pattern.to_text()
-    except InputError:
-        return "a mask_mod"
+    return pattern.to_text() if has_text(pattern) else "a mask_mod"
 
 
 def build_scheme(config: PositionConfig, num_heads: int) -> Position:
@@ -105,19 +119,29 @@ def _is_bias(position: Position, num_heads: int) -> bool:
     return terms is None or terms.tables.keys() == {"bias"}
 
 
+def remove_attached(module: nn.Module) -> None:
+    """Remove the attachments of a layer, if it has any."""
+    attachment = attached(module)
+    if attachment is None:
+        return
+    if attachment.hook is not None:
+        attachment.hook.remove()
+    delattr(module, NAME)
+
+
 def attached(module: nn.Module) -> Attached | None:
     """Return the attachments of a layer, or None."""
     attachment = module._modules.get(NAME)
     return attachment if isinstance(attachment, Attached) else None
 
 
-def _options(config: PositionConfig) -> dict[str, object]:
-    """Return the options of a scheme that differ from their defaults."""
-    return {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != field.default
+def _call_of(config: Config) -> str:
+    """Return a configuration as a call, with the options that differ from their defaults."""
+    values = {
+        field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)
     }
+    options = ", ".join(f"{name}={value}" for name, (value, default) in values.items() if value != default)
+    return f"{config.kind}({options})" if options else config.kind
 
 
 def _no_projection(x: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from polyformer.models.attached.attach_settings import restore
 from polyformer.models.attached.attention import forward
 from polyformer.models.attached.layer import NAME
 from polyformer.models.attached.mask import create_mask
+from polyformer.models.attached.rotary import QUERIES_ONLY, read_queries
 
 AttentionInterface.register(NAME, forward)
+AttentionInterface.register(QUERIES_ONLY, read_queries)
 AttentionMaskInterface.register(NAME, create_mask)
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,13 +22,12 @@ from torch import Tensor
 from polyformer.attention.patterns import Causal, Pattern, Window
 from polyformer.attention.patterns.composition import Without
 from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.attention.positions.rope.channel_pairs import Angles
 from polyformer.attention.positions.rope.context_extension import RopeExtensionConfig, ntk_frequencies
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import on_host
 from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
-
-Angles = Callable[[Tensor], Tensor]
 
 
 class Rotation(NamedTuple):

@@ -13,8 +13,7 @@ as in its authors' code: if `fraction` is below 1, the other channels are not sc
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Gt
@@ -22,6 +21,13 @@ from torch import Tensor
 
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, angle_dtype
+from polyformer.attention.positions.rope.channel_pairs import (
+    ChannelPairs,
+    Layout,
+    RotationInCache,
+    key_positions,
+    query_positions,
+)
 from polyformer.attention.positions.rope.context_extension import (
     InterpolationConfig,
     Llama3Config,
@@ -30,7 +36,6 @@ from polyformer.attention.positions.rope.context_extension import (
     YarnConfig,
 )
 from polyformer.attention.positions.rope.length_extension import (
-    Angles,
     DynamicNtkConfig,
     LengthExtensionConfig,
     LongRopeConfig,
@@ -43,7 +48,6 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 
-Layout = Literal["halves", "pairs"]
 Base = Annotated[float, Gt(1)]
 EXTENSIONS = (
     *(InterpolationConfig, NtkConfig, YarnConfig, Llama3Config),
@@ -94,6 +98,7 @@ class Rope(Position):
     def __init__(self, config: RopeConfig, head_size: int):
         super().__init__()
         self.config, self.width = config, int(head_size * config.fraction)
+        self.pairs = ChannelPairs(config.layout, self.width)
         self.per_layer = config.per_layer
         if self.width < 2 or self.width % 2:
             raise InputError(
@@ -113,11 +118,11 @@ class Rope(Position):
         def cos_sin() -> tuple[Tensor, Tensor]:
             size = 1.0 if config.extension is None else config.extension.channel_scale
             theta = frequencies(config, self.width, q.device)
-            return self._cos_sin(_query_positions(q, context) * theta, q.dtype, size)
+            return self.pairs.cos_sin(query_positions(q, context) * theta, q.dtype, size)
 
         # Layers with the same base share cos and sin.
         cos, sin = context.once((config, self.width, q.dtype, q.device), cos_sin)
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+        return self.pairs.rotate(q, cos, sin), self.pairs.rotate(k, cos, sin)
 
     def count_in_cache(self, cache: SinkCache) -> None:
         """Count positions inside a cache; raises `InputError` if it is longer than an extension's texts."""
@@ -132,30 +137,11 @@ class Rope(Position):
 
     def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
         """Return R_(C - 1 - i) q_i for the queries at positions i >= C, the others as they are."""
-        assert self.cache is not None
-        config, last = self._of_layer(site), self.cache.size - 1
-
-        def angles(pos: Tensor) -> Tensor:
-            return (pos.clamp_max(last) - pos) * frequencies(config, self.width, q.device)
-
-        key = "in cache", config, self.width, last, q.dtype, q.device
-        return self._rotate_further(q, angles, _query_positions, context, key)
+        return self._in_cache(q, site).queries(q, context)
 
     def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
         """Return R_(i - C + 1) k_j of the first tokens j, for a query at position i >= C, and other keys."""
-        assert self.cache is not None
-        config, (first, last) = self._of_layer(site), (self.cache.first, self.cache.size - 1)
-        slots = context.prefix or (first if context.kv_pos is None else 0)
-        if not slots:
-            return None
-
-        def angles(pos: Tensor) -> Tensor:
-            further = (_query_positions(q, context) - last).clamp_min(0)
-            return (further * (pos < first)) * frequencies(config, self.width, q.device)
-
-        key = "keys in cache", config, self.width, last, q.dtype, q.device
-        turned = self._rotate_further(k[:, :, :slots], angles, _key_positions, context, key)
-        return torch.cat([turned, k[:, :, slots:]], 2)
+        return self._in_cache(q, site).keys(q, k, context)
 
     def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
@@ -174,49 +160,25 @@ class Rope(Position):
             theta = frequencies(config, self.width, q.device)
             return extension.rotations(theta, config.base, *position_range(context, 0, context.q_len))
 
-        key = "rotations", config, self.width, q.dtype, q.device
+        key, further = ("rotations", config, self.width, q.dtype, q.device), self.pairs.rotate_further
         return tuple(
             RotatedPart(
-                self._rotate_further(q, rotation.queries, _query_positions, context, (*key, index)),
-                self._rotate_further(k, rotation.keys, _key_positions, context, (*key, index)),
+                further(q, rotation.queries, query_positions, context, (*key, index)),
+                further(k, rotation.keys, key_positions, context, (*key, index)),
                 rotation.pairs,
             )
             for index, rotation in enumerate(context.once(key, rotations))
         )
 
-    def _rotate_further(
-        self,
-        x: Tensor,
-        angles: Angles | None,
-        positions: Callable[[Tensor, Context], Tensor],
-        context: Context,
-        key: tuple[Hashable, ...],
-    ) -> Tensor:
-        """Return x [B, H, T, D] rotated by the angles at its positions, which layers share by `key`."""
-        if angles is None:
-            return x
-        make = lambda: self._cos_sin(angles(positions(x, context)), x.dtype)  # noqa: E731
-        return self._rotate(x, *context.once((*key, positions), make))
+    def _in_cache(self, q: Tensor, site: Site) -> RotationInCache:
+        """Return the rotations of a layer inside `cache`."""
+        assert self.cache is not None
+        config = self._of_layer(site)
+        theta = lambda: frequencies(config, self.width, q.device)  # noqa: E731
+        return RotationInCache(self.pairs, theta, self.cache, config)
 
     def _of_layer(self, site: Site) -> RopeConfig:
         return self.per_layer[site.layer % len(self.per_layer)]
-
-    def _cos_sin(self, angles: Tensor, dtype: torch.dtype, size: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return cos and sin (with the signs of a pair) [B or 1, 1, T, W] of angles [B or 1, 1, T, W/2]."""
-        cos, sin = angles.cos(), angles.sin()
-        waves = _join_pairs(cos, cos, self.config.layout), _join_pairs(-sin, sin, self.config.layout)
-        return (waves[0] * size).to(dtype), (waves[1] * size).to(dtype)
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return x [B, H, T, D] with its first W channels rotated."""
-        # (a, b) becomes (a cos - b sin, b cos + a sin): x cos plus the swapped pair times the signed sin.
-        rotated = x[..., : self.width]
-        if self.config.layout == "halves":
-            others = rotated.roll(self.width // 2, -1)
-        else:
-            others = _join_pairs(rotated[..., 1::2], rotated[..., ::2], "pairs")
-        rotated = torch.addcmul(rotated * cos, others, sin)
-        return rotated if self.width == x.shape[-1] else torch.cat([rotated, x[..., self.width :]], -1)
 
 
 def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
@@ -224,23 +186,3 @@ def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
     even = torch.arange(0, width, 2, device=device, dtype=angle_dtype(device))
     theta = config.base ** (-even / width)
     return theta if config.extension is None else config.extension.scaled_frequencies(theta, config.base)
-
-
-def _query_positions(q: Tensor, context: Context) -> Tensor:
-    """Return the positions of the queries, [B or 1, 1, Tq, 1]."""
-    rows, slots = (torch.arange(n, device=q.device) for n in (q.shape[0], q.shape[2]))
-    # The axis of size 1 before Tq broadcasts over heads.
-    return context.query_position(rows.unsqueeze(1), slots).unsqueeze(-1).unsqueeze(-3)
-
-
-def _key_positions(k: Tensor, context: Context) -> Tensor:
-    """Return the positions of the keys, [B or 1, 1, Tk, 1]."""
-    rows, slots = (torch.arange(n, device=k.device) for n in (k.shape[0], k.shape[2]))
-    return context.key_position(rows.unsqueeze(1), slots).unsqueeze(-1).unsqueeze(-3)
-
-
-def _join_pairs(first: Tensor, second: Tensor, layout: Layout) -> Tensor:
-    """Return the channels [..., W] of the first and the second members [..., W/2] of all pairs."""
-    if layout == "halves":
-        return torch.cat([first, second], -1)
-    return torch.stack([first, second], -1).flatten(-2)

@@ -1,0 +1,57 @@
+"""The rule that bounds the cache of one layer: a memory with positions inside the cache, or a policy."""
+
+import dataclasses
+from typing import Literal
+
+from torch import Tensor, nn
+
+from polyformer.attention.functional.parts import RotatedPart
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import BoundPosition, Position, Site
+from polyformer.core.sequence.context import Context
+from polyformer.models.attached.rotary import Rotary
+from polyformer.nn.cache import CachePolicy
+from polyformer.nn.memory import SinksConfig
+
+
+@dataclasses.dataclass(eq=False)
+class Bound:
+    """A memory or a policy, as the rule for the cache of a layer.
+
+    rotary: the rotary positions of the layer, for a memory. position: the layer's scheme, once its weights
+    are loaded (`read_rotation`).
+    """
+
+    rule: SinksConfig | CachePolicy
+    rotary: Rotary | None = None
+    position: Position | None = None
+
+    @property
+    def argument(self) -> Literal["memory", "cache"]:
+        """The argument of `attach` for this rule."""
+        return "memory" if isinstance(self.rule, SinksConfig) else "cache"
+
+    def read_rotation(self, layer: nn.Module) -> None:
+        """Set the position scheme for a memory from the layer, once."""
+        if not isinstance(self.rule, SinksConfig) or self.rotary is None or self.position is not None:
+            return
+        position = self.rotary.position(layer)
+        self.rule.count_positions(position)
+        self.position = position
+
+    def within(self, pattern: Pattern | None) -> Pattern | None:
+        """Return a pattern, restricted to the pairs of a memory."""
+        if not isinstance(self.rule, SinksConfig):
+            return pattern
+        kept = self.rule.cache.pattern
+        return kept if pattern is None else pattern & kept
+
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
+        """Return the sets of pairs with their own rotations; none if all pairs have the same."""
+        if self.position is None:
+            return ()
+        parts = BoundPosition(self.position, site).parts(q, k, context)
+        # Rotations have no terms of their own in the scores; the terms of the call apply to all parts.
+        return tuple(
+            part._replace(options={"context": (part.options or {}).get("context", context)}) for part in parts
+        )

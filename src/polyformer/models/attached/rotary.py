@@ -1,0 +1,181 @@
+"""The rotary positions of a layer of transformers, to count them inside a bounded cache.
+
+A layer rotates its queries before it calls the attention function. For its products with the first tokens a
+query is rotated further (`attention.positions.sink_cache`), by the frequencies of the model's own rotary
+module. The layout of the channels is read from the layer itself: for one token at two positions, the second
+query is the first, rotated.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.positions import Position, Site
+from polyformer.attention.positions.base import angle_dtype
+from polyformer.attention.positions.no_position import NoPosition
+from polyformer.attention.positions.rope.channel_pairs import ChannelPairs, Layout, RotationInCache
+from polyformer.core.errors import InputError, quote
+from polyformer.core.sequence.context import Context
+from polyformer.models.attached.attention_layers import Layer
+
+# The implementation in `AttentionInterface` that only reads the queries of a layer.
+QUERIES_ONLY = "polyformer_queries_only"
+
+# Types of RoPE with frequencies that depend on the length of a text.
+BY_LENGTH = "dynamic", "longrope"
+
+LAYOUTS: tuple[Layout, ...] = ("halves", "pairs")
+FIX = "convert the model (`polyformer convert --memory`), or leave out memory"
+
+
+class QueriesReadError(Exception):
+    """The queries of a layer, which ends its call."""
+
+    def __init__(self, queries: Tensor):
+        super().__init__()
+        self.queries = queries
+
+
+def read_queries(module: nn.Module, query: Tensor, *inputs: Any, **options: Any) -> None:
+    """Raise `QueriesReadError`: an attention function for `AttentionInterface` that computes nothing."""
+    raise QueriesReadError(query)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rotary:
+    """The rotary module of a layer's model; `layer_type` selects its frequencies if it has several sets."""
+
+    module: nn.Module
+    layer: str
+    layer_type: str | None = None
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The angles [W/2] between two neighbouring positions."""
+        name = "inv_freq" if self.layer_type is None else f"{self.layer_type}_inv_freq"
+        frequencies = getattr(self.module, name)
+        assert isinstance(frequencies, Tensor)
+        return frequencies.to(angle_dtype(frequencies.device))
+
+    def position(self, layer: nn.Module) -> Position:
+        """Return the position scheme of a layer, whose weights must be loaded.
+
+        Raises `InputError` for a layer that does not rotate the first channels of its queries.
+        """
+        far = 300  # most channels turn by more than the rounding of half precision
+        first, later = (self._query(layer, position) for position in (0, far))
+        if torch.equal(first, later):
+            return NoPosition()
+        # Models compute angles in float32 in every precision.
+        limit = max(0.01, 2 * torch.finfo(later.dtype).eps ** 0.5) * float(later.norm())
+        for layout in LAYOUTS:
+            scheme = RotaryInCache(self, layout)
+            if float((scheme.rotated(first, far) - later).norm()) < limit:
+                return scheme
+        raise InputError(
+            f"memory: {self.layer} changes its queries by position in another way than a rotation of their "
+            f"first channels; {FIX}"
+        )
+
+    @torch.no_grad()
+    def _query(self, layer: Any, position: int) -> Tensor:
+        """Return the query [1, H, 1, D] of a fixed token at a position."""
+        like = next(layer.parameters())
+        dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
+        token = torch.linspace(-1, 1, layer.config.hidden_size, dtype=dtype, device=like.device).view(
+            1, 1, -1
+        )
+        place = torch.tensor([[position]], device=like.device)
+        waves = self.module(token, place, *([] if self.layer_type is None else [self.layer_type]))
+        before, layer.config._attn_implementation = layer.config._attn_implementation, QUERIES_ONLY
+        try:
+            layer(hidden_states=token, position_embeddings=waves, attention_mask=None)
+        except QueriesReadError as read:
+            return read.queries
+        finally:
+            layer.config._attn_implementation = before
+        raise InputError(f"memory: {self.layer} does not use transformers' AttentionInterface; {FIX}")
+
+
+class RotaryInCache(Position):
+    """The scheme of a layer that rotates its own queries and keys: the rotations inside a cache."""
+
+    counts_in_cache = True
+
+    def __init__(self, rotary: Rotary, layout: Layout):
+        super().__init__()
+        self.rotary = rotary
+        self.layout: Layout = layout
+
+    def rotated(self, q: Tensor, positions: int) -> Tensor:
+        """Return q [B, H, T, D], rotated by a number of positions."""
+        theta = self.rotary.frequencies
+        pairs = ChannelPairs(self.layout, 2 * len(theta))
+        return pairs.rotate(q, *pairs.cos_sin((positions * theta).view(1, 1, 1, -1), q.dtype))
+
+    def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
+        """Return the rotated queries for distant first tokens, as the last entry of `cache`."""
+        return self._rotation().queries(q, context)
+
+    def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
+        """Return all keys, rotated so that a single query has its distances in `cache`."""
+        return self._rotation().keys(q, k, context)
+
+    def _rotation(self) -> RotationInCache:
+        assert self.cache is not None
+        pairs = ChannelPairs(self.layout, 2 * len(self.rotary.frequencies))
+        key = id(self.rotary.module), self.rotary.layer_type
+        return RotationInCache(pairs, lambda: self.rotary.frequencies, self.cache, key)
+
+
+def find_rotary(model: nn.Module, layer: Layer) -> Rotary:
+    """Return the rotary module of a layer: the nearest in the model's tree.
+
+    Raises `InputError` for a model without rotary positions, with frequencies that depend on the length of
+    the text, and for a layer that is not a decoder's.
+    """
+    if not getattr(layer.module, "is_causal", True):
+        raise InputError(
+            f"memory: expected decoder layers, but {layer.name} reads later tokens; name the decoder's "
+            "layers by `layers`"
+        )
+    near = {name: module for name, module in model.named_modules() if _frequency_names(module)}
+    if not near:
+        raise InputError(f"memory: expected rotary positions, which {type(model).__name__} lacks; {FIX}")
+    module = near[max(near, key=lambda name: _common(name, layer.name))]
+    kind = _layer_type(layer.module)
+    names = _frequency_names(module)
+    by_type = None if "inv_freq" in names else kind
+    if by_type is not None and f"{by_type}_inv_freq" not in names:
+        raise InputError(f"memory: the frequencies of {layer.name} are unknown; {FIX}")
+    types = getattr(module, "rope_type", "default")
+    rope_type = types.get(by_type) if isinstance(types, dict) else types
+    if rope_type in BY_LENGTH:
+        raise InputError(
+            f"memory: rope_type {quote(rope_type)} has frequencies that depend on the length of a text, "
+            f"expected 'default', 'linear', 'yarn' or 'llama3'; set rope_parameters, or {FIX}"
+        )
+    return Rotary(module, layer.name, by_type)
+
+
+def _frequency_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's own tables of frequencies."""
+    return [name for name in module._buffers if name.endswith("inv_freq") and "original" not in name]
+
+
+def _layer_type(module: Any) -> str | None:
+    """Return the type of a layer, such as "full_attention", if its model has several."""
+    types = getattr(module.config, "layer_types", None)
+    return None if types is None else types[module.layer_idx]
+
+
+def _common(name: str, other: str) -> int:
+    """Return how many first parts two dotted names share."""
+    shared = 0
+    for a, b in zip(name.split("."), other.split(".")):
+        if a != b:
+            break
+        shared += 1
+    return shared
