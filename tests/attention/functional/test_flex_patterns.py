@@ -11,7 +11,7 @@ from attention_cases import dense, random_context
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.backends import flex
 from polyformer.attention.mechanisms.spans import Spans
-from polyformer.attention.patterns import Blockwise, GlobalEnd, Pattern, PerHead
+from polyformer.attention.patterns import Blockwise, GlobalEnd, Links, Pattern, PerHead
 from polyformer.attention.patterns.base import TabulatedPattern
 from polyformer.attention.patterns.call_part import InPart
 from polyformer.attention.patterns.global_base import DocumentEndPattern, GlobalKeys
@@ -31,6 +31,8 @@ def cases(everything: bool = EVERYTHING) -> list[Any]:
     ]
     instances += [Spans(((5, 60, 90), (9, 10, 70)), 64), Spans(((40,),))]
     instances += [GlobalKeys(GlobalEnd(3)), Blockwise(2, (1, 2, 0))]
+    # The table of the example ends before the first query.
+    instances += [Links(40, ((0,), (0, 2), (), (1, 3)))]
     return [pytest.param(pattern, id=str(pattern)) for pattern in instances]
 
 
