@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import pytest
+
 from polyformer.core.registry import in_package, installed_modules
 
 T = TypeVar("T", bound=type)
@@ -13,6 +15,9 @@ ONE_EXAMPLE = bool(os.environ.get("ONE_EXAMPLE"))
 
 EVERYTHING = bool(os.environ.get("EVERYTHING"))
 """Whether the suite is to run whole, as every night: all examples, half precisions and full products."""
+
+nightly = pytest.mark.skipif(not EVERYTHING, reason="slow: `make test-everything` runs it every night")
+"""Marks a test that only the suite of every night runs."""
 
 
 def examples(member: Any) -> Sequence[Any]:

@@ -1,4 +1,7 @@
-"""The tutorials run from their first cell to their last, and what they claim is what they print."""
+"""The tutorials run from their first cell to their last, and what they claim is what they print.
+
+Every night: the tutorials that train models until they can do something, or start many processes.
+"""
 
 import re
 import sys
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forking import run_python
+from registered import nightly
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,6 +43,7 @@ def test_longer_texts(tmp_path: Path):
     assert (tmp_path / "long-encoder" / "long" / "README.md").is_file()
 
 
+@nightly
 def test_translator(tmp_path: Path):
     text = printed("translator.py", tmp_path)
     (differs,) = re.findall(r"the equation and attend differ by (\S+)", text)
@@ -48,6 +53,7 @@ def test_translator(tmp_path: Path):
     assert re.search(r"writing '(\w+)' it looks most at '\w+'", text)
 
 
+@nightly
 def test_own_attention(tmp_path: Path):
     text = printed("own_attention.py", tmp_path)
     (differs,) = re.findall(r"difference from the equation: (\S+)", text)
@@ -58,6 +64,7 @@ def test_own_attention(tmp_path: Path):
     assert "mechanism 'sigmoid' cannot use a position scheme that changes the scores" in text
 
 
+@nightly
 def test_positions(tmp_path: Path):
     text = printed("positions.py", tmp_path, SEEDS="1")
     shares = {name: int(share) for name, share in re.findall(r"^([\w(=)]+) +(\d+)%", text, re.M)}
@@ -77,6 +84,7 @@ def test_kernels(tmp_path: Path):
         assert min(map(int, topics)) > 90, "averages do"
 
 
+@nightly
 def test_memories(tmp_path: Path):
     text = printed("memories.py", tmp_path)
     known = {int(n): int(share) for n, share in re.findall(r"a memory of +(\d+) tokens: +(\d+)%", text)}
@@ -89,6 +97,7 @@ def test_memories(tmp_path: Path):
     assert [size[1] == size[2] for size in sizes][:2] == [False, True], "a cache grows, a memory does not"
 
 
+@nightly
 def test_many_machines(tmp_path: Path):
     text = printed("many_machines.py", tmp_path)
     differs = re.findall(r"^(\d+) steps; the losses differ from one process by (\S+)", text, re.M)

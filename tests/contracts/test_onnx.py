@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import polyformer
+from registered import EVERYTHING
 
 SMALL_BLOCKS = "Whole(12) | BlockWindow(2) | Global(2) | GlobalEnd(2) | Random(1, 2)"
 """BigBird's pattern; texts longer than 12 tokens are not seen whole."""
@@ -26,10 +27,13 @@ PRESETS = {
 }
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 50}
 
+WITH_TABLES = ["deberta-v3-small"]
+"""Tables of distances have sizes of their own. The rest is exported every night."""
+
 
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:# The axis name.*shares the same shape constraints:UserWarning")
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESETS if EVERYTHING else WITH_TABLES)
 def test_exported_graphs_give_our_logits(preset: str) -> None:
     torch.manual_seed(0)
     model = polyformer.create_model(preset, **SIZES, **PRESETS[preset]).eval()

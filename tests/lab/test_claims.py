@@ -2,22 +2,49 @@
 
 import csv
 import html
+import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from small_sources import write_sources
 
 from forking import processes
+from polyformer.models.architectures import build_model
+from polyformer.training.recipes import Recipe
 from polyformer_lab import engine, memory
 from polyformer_lab.catalogue import recorded, result_pages
 from polyformer_lab.results import OUTCOMES, read_csv
 from polyformer_lab.study import OF_A_CLAIM, Study, study_names
+from registered import EVERYTHING
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
 RECORDS = recorded(result_pages(ROOT / "docs"))
 STUDIES = {name: Study.load(name) for name in study_names()}
 CLAIMS = {name: claim for study in STUDIES.values() for name, claim in study.claims.items()}
+
+
+def path_of(study: Study) -> tuple[object, ...]:
+    """Return what decides which code of the laboratory runs: preparation, measurements, tasks, references."""
+    text = repr((study.base, study.grid))
+    kinds = re.findall(r"'(task|measure)(?:\.kind)?': (?:\{'kind': )?'([\w-]+)'", text)
+    return study.prepare.get("kind"), study.measure["kind"], frozenset(kinds), "$cell" in text
+
+
+def cells(study: Study) -> int:
+    return math.prod(map(len, study.in_quick().grid.values()))
+
+
+def run_by_default() -> list[str]:
+    """Return the studies that have a small run: of those with one path that with the fewest cells."""
+    cheapest: dict[tuple[object, ...], str] = {}
+    for name, study in STUDIES.items():
+        other = cheapest.setdefault(path_of(study), name)
+        if cells(study) < cells(STUDIES[other]):
+            cheapest[path_of(study)] = name
+    return sorted(STUDIES if EVERYTHING else cheapest.values())
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +61,7 @@ def test_every_claim_is_stated_in_full_and_recorded():
 
 
 @pytest.mark.filterwarnings("ignore:Creating .*WeightUpdater")  # torchrl, when it is imported
-@pytest.mark.parametrize("name", study_names())
+@pytest.mark.parametrize("name", run_by_default())
 def test_a_small_run_gives_every_verdict(
     name: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -47,6 +74,18 @@ def test_a_small_run_gives_every_verdict(
     assert all(html.escape(claim.claim) in page.read_text() for claim in study.claims.values())
     rows = list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
     assert len(rows) == len(running.results.rows) > 0
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES.keys() - run_by_default()))
+def test_every_other_study_has_recipes_of_models(name: str, sources: Path, tmp_path: Path):
+    study = STUDIES[name].in_quick()
+    running = engine.opened(study, tmp_path, str(sources), {}, f"polyformer reproduce {name}")
+    running.begin()
+    with torch.device("meta"):
+        for recipe in (Recipe.from_dict(cell.recipe) for cell in running.cells if cell.recipe is not None):
+            if recipe.model.pretrained is None:
+                build_model(recipe.model_config())
+    assert running.cells
 
 
 @pytest.mark.parametrize("name", [name for name in study_names() if STUDIES[name].claims])

@@ -17,6 +17,7 @@ from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import compile_layers
 from polyformer.training.engine import Engine
+from registered import nightly
 
 CODE = """
 import torch
@@ -29,6 +30,7 @@ assert torch.equal(torch.compile(lambda x: x * 2 + 1)(x), x * 2 + 1)
 """
 
 
+@nightly
 def test_processes_with_other_instructions_share_a_cache(tmp_path: Path) -> None:
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     environment.pop("ATEN_CPU_CAPABILITY", None)
