@@ -71,6 +71,28 @@ def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], compla
     )
 
 
+@pytest.mark.parametrize(("cache", "prompt"), [("int8", 0), ("snapkv(budget=2, window=1, kernel=1)", 4)])
+def test_evaluate_through_a_cache(
+    cache: str, prompt: int, path: Path, tmp_path: Path, output: Callable[..., str]
+):
+    """A policy that drops keys reads half of a window, but for the first, as a prompt."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    model, tokenizer = polyformer.from_pretrained(path), load_tokenizer(path)
+    ids, nats = torch.tensor(tokenizer.encode(TEXT))[:33], 0.0
+    with torch.no_grad():
+        for start in range(0, 32, 8 - prompt):
+            state, before = model.new_state(cache=cache), prompt if start else 0
+            if before:
+                state = model(ids[None, start - before : start], state=state).state
+            logits = model(ids[None, start : start + 8 - prompt], state=state).logits[0]
+            targets = ids[start + 1 : start + 9 - prompt]
+            nats += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    options = "--data", tmp_path / "text.txt", "--length", 8, "--tokens", 32
+    said, plain = output("evaluate", path, *options, "--cache", cache), output("evaluate", path, *options)
+    assert f"{math.exp(nats / 32):.4g}"[:4] in said, said
+    assert said != plain
+
+
 def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):
     output_of = polyformer.from_pretrained(path)
     from polyformer.cli.main import main
