@@ -69,6 +69,8 @@ def test_a_policy_is_dense_attention_with_masked_keys(policy: DroppingPolicy, po
         layer.attention.mechanism = mechanism
     expected, _ = read(plain, plain.new_state(), mask)
     torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
+    if policy.int8 and position == "none":
+        return  # equal tokens have equal keys, and either may be kept
     for cache, mechanism in zip(caches(state), dense):
         assert cache.slots is not None
         assert mechanism.dropped is not None

@@ -5,8 +5,8 @@
 Attention is the attention of an ordinary cache over these rounded keys and values, also for the tokens of the
 prompt. Token-wise quantization of Yao et al. 2022 (ZeroQuant), section 4.1, for keys after positions.
 
-Costs (D + 4) / 4 D of the bytes of float32: 0.27 with D = 64. A compiled step reads the integers; other calls
-dequantize all keys first.
+Costs (D + 4) / 4 D of the bytes of float32: 0.27 with D = 64. A single query on a CPU reads the integers;
+other calls dequantize all keys first.
 """
 
 import dataclasses
