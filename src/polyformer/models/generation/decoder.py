@@ -158,9 +158,7 @@ class Decoder:
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
         drops_keys = cache is not None and cache.drops_keys
         if compile and ((mixture or retrieval or dola) is not None or drops_keys):
-            raise InputError(
-                "compile: with a mixture, retrieval, dola_layers or a cache that drops keys, leave it out"
-            )
+            raise InputError("compile: with a mixture, retrieval, dola_layers or dropped keys, leave it out")
         self.compiled = CompiledSteps(model) if compile else None
         self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
