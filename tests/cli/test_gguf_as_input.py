@@ -16,6 +16,7 @@ import checkpoints  # noqa: E402
 
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
+from polyformer.core.int8_cache import Int8Cache  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer  # noqa: E402
 
 TEXT = " ".join(checkpoints.TEXT[:12])
@@ -69,6 +70,31 @@ def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], compla
     assert "--memory-length: not available for a checkpoint" in complaint(
         "evaluate", path, "--memory-length", 3
     )
+
+
+@pytest.mark.parametrize(("cache", "prompt"), [("int8", 0), ("snapkv(budget=2, window=1, kernel=1)", 4)])
+def test_evaluate_through_a_cache(
+    cache: str, prompt: int, path: Path, tmp_path: Path, output: Callable[..., str], monkeypatch
+):
+    """A policy that drops keys reads half of a window, but for the first, as a prompt."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    model, tokenizer = polyformer.from_pretrained(path), load_tokenizer(path)
+    ids, nats = torch.tensor(tokenizer.encode(TEXT))[:33], 0.0
+    with torch.no_grad():
+        for start in range(0, 32, 8 - prompt):
+            state, before = model.new_state(cache=cache), prompt if start else 0
+            if before:
+                state = model(ids[None, start - before : start], state=state).state
+            logits = model(ids[None, start : start + 8 - prompt], state=state).logits[0]
+            targets = ids[start + 1 : start + 9 - prompt]
+            nats += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    options = "--data", tmp_path / "text.txt", "--length", 8, "--tokens", 32
+    rounded, extended = [], Int8Cache.extended
+    monkeypatch.setattr(Int8Cache, "extended", lambda *call: rounded.append(0) or extended(*call))
+    said = output("evaluate", path, *options, "--cache", cache)
+    assert f"{math.exp(nats / 32):.4g}"[:4] in said, said
+    assert bool(rounded) == (cache == "int8")
+    assert bool(prompt) == (said != output("evaluate", path, *options))
 
 
 def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):

@@ -14,8 +14,36 @@ from polyformer.core.state import State
 FIRST_CAPACITY = 64
 
 
+class PairCache(State):
+    """Base of the caches of keys and values of a text."""
+
+    @property
+    def held(self) -> int:
+        """The number of keys."""
+        raise NotImplementedError
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Self]:
+        """Return all keys and values with the new ones [B, Hkv, T, D] last, and the longer cache."""
+        raise NotImplementedError
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Return all keys and values, [B, Hkv, held, D] each."""
+        raise NotImplementedError
+
+    def gathered(self, index: Tensor) -> Self:
+        """Return a cache of the keys `index` [B, Hkv, K] of each head, none of which can be removed."""
+        raise NotImplementedError
+
+    def context(self, context: Context, device: torch.device) -> Context:
+        """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
+
+        context: of all keys of the call, with the keys that this cache has dropped.
+        """
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class KeyValueCache(State):
+class KeyValueCache(PairCache):
     """Keys [B, Hkv, capacity, D] and values [B, Hkv, capacity, Dv], filled from `start` to `length`.
 
     A cache is a value: `append` returns the longer cache and the shorter cache stays valid. Both share one
@@ -41,7 +69,7 @@ class KeyValueCache(State):
         return self.length - self.start
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
-        """Return all keys and values with the new ones [B, Hkv, T, D] last, and the longer cache."""
+        """Write the new keys and values to the buffer, or to a larger buffer."""
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         new = keys.shape[2]
@@ -118,13 +146,23 @@ class KeyValueCache(State):
         return KeyValueCache(keys, values, length, [length], self.reserve, first=first, needed=needed)
 
     def context(self, context: Context, device: torch.device) -> Context:
-        """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
-
-        context: of all keys of the call, with the keys that this cache has dropped.
-        """
+        """Return the context without the dropped keys."""
         if self.held >= context.kv_len - context.q_len:
             return context
         return context.kept(self.first, self.held - self.first + context.q_len, device)
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Return the filled slots of both buffers."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self._filled(self.keys), self._filled(self.values)
+
+    def gathered(self, index: Tensor) -> "KeyValueCache":
+        """Return a cache of the keys `index`, with space for as many more tokens as this cache reserved."""
+        keys, values = (x.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])) for x in self.pairs())
+        size = index.shape[-1]
+        reserve = max(0, self.reserve - self.held + size)
+        return KeyValueCache(keys, values, size, [size], reserve, needed=size)
 
     def with_capacity(self, capacity: int, new: int) -> "KeyValueCache":
         """Return a cache with a buffer of this capacity that is filled from slot 0 on.
@@ -208,5 +246,5 @@ def appended(state: State | None, keys: Tensor, values: Tensor) -> tuple[Tensor,
     """Return all keys and values, the new ones last, and the next state of a mechanism with a KV cache."""
     if state is None:
         return keys, values, None
-    assert isinstance(state, KeyValueCache)
+    assert isinstance(state, PairCache)
     return state.append(keys, values)

@@ -11,8 +11,9 @@ import torch
 from tiny_models import FAMILIES, VOCAB, decoder, left_padded, prompts
 
 from polyformer import InputError, create_model
+from polyformer.attention.mechanisms import softmax_attention
 from polyformer.core import recorded_graph
-from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
+from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, is_recorded, record
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.generation import step_graph
@@ -219,6 +220,43 @@ def test_a_model_with_quantized_weights_generates_the_same_text(family, rows, we
     settings = {"max_new_tokens": 20, "min_new_tokens": 20}
     compiled = model.generate(prompts(rows, 5), compile=True, **settings)
     assert torch.equal(compiled.sequences, model.generate(prompts(rows, 5), **settings).sequences)
+
+
+INT8 = {
+    "groups": {"position": "rope", "attention.num_key_value_heads": 2},
+    "learned": {"position": "learned"},
+    "alibi": {"position": "alibi", "attention.num_key_value_heads": 1},
+    "windows": {"position": "rope", "attention": "PerLayer([Window(6), Causal()])"},
+}
+
+
+def grouped_decoder(**options: object) -> Transformer:
+    """A decoder with 4 query heads."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "attention.num_attention_heads": 4, "initializer_range": 0.5}
+    return create_model("decoder-tiny", vocab_size=VOCAB, **sizes, **options).double().eval()
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("name", INT8)
+def test_a_step_reads_a_cache_of_integers(name, search, memory, monkeypatch):
+    reads: list[bool] = []
+    attend = softmax_attention.attend_to_integers
+    monkeypatch.setattr(
+        softmax_attention, "attend_to_integers", lambda *call: reads.append(is_recorded()) or attend(*call)
+    )
+    model = grouped_decoder(**INT8[name])
+    ids, mask = left_padded([prompts(1, length, length)[0] for length in (4, 9, 6)])
+    for inputs in ((prompts(2, 5), None), (ids, mask)):
+        assert_same_text(model, *inputs, cache="int8", **SEARCHES[search])
+    assert any(reads) == (name != "alibi"), "ALiBi changes scores"
+    assert memory or search == "look-up"
+
+
+def test_compiled_code_reads_a_cache_of_integers():
+    model = grouped_decoder(**INT8["groups"]).float()
+    ids, mask = left_padded([prompts(1, length, length)[0] for length in (4, 9)])
+    assert_same_text(model, ids, mask, cache="int8", min_new_tokens=20)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from polyformer.attention.mechanisms.base import Mechanism, PositionTerms
 from polyformer.attention.positions import BoundPosition
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.models.architectures import Transformer
-from polyformer.nn import H2O, CachePolicy, ExpectedAttention, SnapKV
+from polyformer.nn import H2O, DroppingPolicy, ExpectedAttention, SnapKV
 
 
 def decoder(position: str = "rope", attention: str = "softmax", **options: object) -> Transformer:
@@ -31,10 +32,38 @@ def decoder(position: str = "rope", attention: str = "softmax", **options: objec
     return model.double().eval()
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Return vectors x [..., D] rounded to 127 steps of each sign up to their largest number."""
+    step = x.abs().max(-1, keepdim=True).values / 127
+    return torch.where(step > 0, torch.round(x / step) * step, 0)
+
+
+class Rounded(Mechanism):
+    """A mechanism over rounded keys and values."""
+
+    def __init__(self, mechanism: Mechanism):
+        super().__init__()
+        self.mechanism = mechanism
+
+    def new_state(self, reserve: int) -> State | None:
+        return self.mechanism.new_state(reserve)
+
+    def reach(self) -> Reach | None:
+        return self.mechanism.reach()
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        return self.mechanism.extended(state, rounded(k), rounded(v))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        return self.mechanism(q, rounded(k), rounded(v), context, state, position)
+
+
 class Dense(Mechanism):
     """Dense attention of a layer; `dropped` [B, Hkv, T] are masked, and chosen by the policy after calls."""
 
-    def __init__(self, policy: CachePolicy):
+    def __init__(self, policy: DroppingPolicy):
         super().__init__()
         self.policy = policy
         self.dropped: Tensor | None = None
@@ -47,6 +76,8 @@ class Dense(Mechanism):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
+        if self.policy.int8:
+            k, v = rounded(k), rounded(v)
         k, v, state = appended(state, k, v)
         groups, length, new = q.shape[1] // k.shape[1], k.shape[2], q.shape[2]
         slots = torch.arange(length)

@@ -1,6 +1,7 @@
 """Cache policies equal dense attention with masked keys; padding, beams, drafts, states and errors."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,9 +14,16 @@ from polyformer.core.errors import InputError
 from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
-from polyformer.nn import CachePolicy, CompressedCache
+from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy
 
-EXAMPLES = [policy for kind in sorted(CachePolicy.kinds) for policy in CachePolicy.kinds[kind].examples()]
+KINDS = sorted(kind for kind, policy in CachePolicy.kinds.items() if policy.drops_keys)
+EXAMPLES = [
+    dataclasses.replace(policy, int8=int8)
+    for kind in KINDS
+    for policy in CachePolicy.kinds[kind].examples()
+    for int8 in (False, True)
+    if isinstance(policy, DroppingPolicy)
+]
 STEPS = [24, 1, 1, 1, 5, 1]
 """Tokens of each call; the first is the prompt."""
 
@@ -52,7 +60,7 @@ def caches(state: ModelState) -> list[CompressedCache]:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("position", ["rope", "learned", "none"])
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
-def test_a_policy_is_dense_attention_with_masked_keys(policy: CachePolicy, position: str, padded: bool):
+def test_a_policy_is_dense_attention_with_masked_keys(policy: DroppingPolicy, position: str, padded: bool):
     model, mask = decoder(position), masks() if padded else None
     logits, state = read(model, model.new_state(cache=policy), mask)
     plain = copy.deepcopy(model)
@@ -62,6 +70,8 @@ def test_a_policy_is_dense_attention_with_masked_keys(policy: CachePolicy, posit
         layer.attention.mechanism = mechanism
     expected, _ = read(plain, plain.new_state(), mask)
     torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
+    if policy.int8 and position == "none":
+        return  # equal tokens have equal keys, and either may be kept
     for cache, mechanism in zip(caches(state), dense):
         assert cache.slots is not None
         assert mechanism.dropped is not None
@@ -73,7 +83,7 @@ def test_a_policy_is_dense_attention_with_masked_keys(policy: CachePolicy, posit
 
 
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
-def test_heads_and_layers_keep_different_keys(policy: CachePolicy):
+def test_heads_and_layers_keep_different_keys(policy: DroppingPolicy):
     model = decoder()
     first, second = caches(read(model, model.new_state(cache=policy))[1])
     assert first.slots is not None
@@ -83,7 +93,7 @@ def test_heads_and_layers_keep_different_keys(policy: CachePolicy):
     assert not torch.equal(first.slots[:, 0], first.slots[:, 1])
 
 
-@pytest.mark.parametrize("kind", sorted(CachePolicy.kinds))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_large_budget_changes_no_bit(kind: str):
     model = decoder().float()
     usual = read(model, model.new_state(), masks())[0]
@@ -91,7 +101,7 @@ def test_a_large_budget_changes_no_bit(kind: str):
 
 
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
-def test_rows_of_a_batch_are_independent(policy: CachePolicy):
+def test_rows_of_a_batch_are_independent(policy: DroppingPolicy):
     model, mask = decoder(), masks()
     logits = read(model, model.new_state(cache=policy), mask)[0]
     for row in (0, 1):
@@ -104,7 +114,7 @@ def test_rows_of_a_batch_are_independent(policy: CachePolicy):
 
 
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
-def test_a_saved_state_goes_on(policy: CachePolicy, tmp_path: Any):
+def test_a_saved_state_goes_on(policy: DroppingPolicy, tmp_path: Any):
     model = decoder()
     state = read(model, model.new_state(cache=policy))[1]
     save_state(state, tmp_path / "state")
@@ -113,7 +123,7 @@ def test_a_saved_state_goes_on(policy: CachePolicy, tmp_path: Any):
         assert torch.equal(model(token, state=again).logits, model(token, state=state).logits)
 
 
-@pytest.mark.parametrize("kind", sorted(CachePolicy.kinds))
+@pytest.mark.parametrize("kind", KINDS)
 def test_beams_follow_their_own_keys(kind: str):
     model = decoder().float()
     options: dict[str, Any] = {"cache": f"{kind}(budget=70)", "num_beams": 3, "max_new_tokens": 20}
@@ -181,7 +191,7 @@ def test_models_without_such_keys_are_refused(name: str):
         ),
         ({"cache": "snap"}, "snapkv"),
         ({"cache": "h2o", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
-        ({"cache": "h2o", "compile": True}, "compile: with a mixture"),
+        ({"cache": "h2o", "compile": True}, "compile: with a mixture, .* or dropped keys"),
         ({"cache": "h2o(budget=7)", "document_ids": ids(1, 100) * 0}, "document_ids"),
     ],
 )

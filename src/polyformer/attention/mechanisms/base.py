@@ -30,6 +30,11 @@ class ScoreTerms(Protocol):
     def farthest(self) -> int | None:
         """The distance beyond which all distances are treated alike, on both sides; None for no limit."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no `parts`, no `score_mod` and no `relative`, whatever the call."""
+        ...
+
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return sets of pairs with their own rotations of q and k; none if all pairs have the same."""
         ...

@@ -10,10 +10,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from polyformer.attention.functional.int8_pairs import attend_to_integers
 from polyformer.attention.functional.parts import RotatedPart, attend_parts
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
+from polyformer.core.int8_cache import Int8Cache, Int8Pairs
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
@@ -103,7 +105,14 @@ class SoftmaxAttention(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Return softmax(q k^T scale) v over the pattern and all keys of the cache, and the next cache."""
-        k, v, state = appended(state, k, v)
+        if isinstance(state, Int8Cache):
+            integers, state = state.extended(k, v)
+            y = self._attend_to_integers(q, integers, context, position)
+            if y is not None:
+                return y, state
+            k, v = integers.dequantized(k.dtype)
+        else:
+            k, v, state = appended(state, k, v)
         pattern = self.config.pattern
         # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
@@ -119,3 +128,12 @@ class SoftmaxAttention(Mechanism):
             backend=self.config.backend,
         )
         return y, state
+
+    def _attend_to_integers(
+        self, q: Tensor, integers: Int8Pairs, context: Context, position: PositionTerms
+    ) -> Tensor | None:
+        """Return the attention of a single query, computed from the integers; None for other calls."""
+        config = self.config
+        if config.backend != "auto" or not (position is None or position.is_plain):
+            return None
+        return attend_to_integers(q, integers, config.pattern, context, config.scale)

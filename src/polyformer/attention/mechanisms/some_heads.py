@@ -33,6 +33,11 @@ class HeadSubset:
         """The scheme's distance beyond which all distances are treated alike."""
         return self.position.farthest
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scheme adds nothing to the scores."""
+        return self.position.is_plain
+
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return none: no mechanism that computes heads in different ways rotates sets of pairs."""
         return ()

@@ -172,6 +172,12 @@ class BoundPosition:
         """Return `farthest` of the scheme."""
         return self.position.farthest
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether scores are products of rotated queries and keys, of all pairs in one way."""
+        position = self.position
+        return position.cache is None and not position.rotates_parts and not changes_scores(position)
+
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs with their own rotations or terms; none if all pairs have the same."""
         cache = self.position.cache

@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
   polyformer evaluate runs/sst2 --data reviews.tsv
   polyformer evaluate model.gguf --data valid.txt --length 2048 --tokens 16384
+  polyformer evaluate model.gguf --data valid.txt --length 1024 --cache int8
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
   polyformer evaluate runs/wikitext2 --datastore stores/wikitext2 --lambda 0.25 --temperature 10
   polyformer evaluate runs/summaries --data articles.tsv --progress evaluations
@@ -75,6 +76,11 @@ class EvaluateOptions:
     format: str | None = option(
         "for a checkpoint or with --datastore: format of the texts, if their names do not show it"
     )
+    cache: str | None = option(
+        "for a checkpoint: read through KV caches with this policy, such as 'int8' or 'snapkv(budget=256)'; "
+        "if it drops keys, the first half of a window is a prompt",
+        metavar="POLICY",
+    )
     frozen: str | None = option(
         "with --datastore and --data, for a model trained with neighbours (SPALM): the run that built the "
         "store, which also computes the queries",
@@ -116,7 +122,7 @@ class EvaluateOptions:
 
 ACTING = "returns", "episodes", "environment", "max_steps"
 DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
-CHECKPOINT = "length", "tokens", "format"
+CHECKPOINT = "length", "tokens", "format", "cache"
 
 
 def run(options: EvaluateOptions) -> None:
@@ -130,7 +136,8 @@ def run(options: EvaluateOptions) -> None:
             if getattr(options, name) is not None and options.frozen is None:
                 raise InputError(f"--progress: not available with --{name}")
     if options.datastore is not None and options.frozen is None:
-        refuse(options, ("memory_length", "store_size", "length"), "not available with --datastore")
+        names = ("memory_length", "store_size", "length", "cache")
+        refuse(options, names, "not available with --datastore")
         from polyformer.cli.commands.evaluate_datastore import measure
 
         return measure(options)

@@ -123,9 +123,11 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
 
     The windows of --length tokens are independent. Each predicts the next token at every position, so that
     every token of the text except the first is predicted exactly once. The processes share the batches.
+    With a --cache that drops keys, windows overlap by half, which is the prompt of the other half.
     """
     import torch
 
+    from polyformer.applications.retrieval.cached import cache_policy, cached_log_p
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.scoring import batched, contexts
     from polyformer.applications.retrieval.windows import windows
@@ -139,17 +141,23 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
         raise InputError("--data is missing: a checkpoint has no validation data; name a text")
     reader = open_reader(options.run, options.device)
     reading = reader.reading(options.length, 0)
+    policy = None if options.cache is None else cache_policy(reader, options.cache, "--cache")
+    if policy is not None and policy.drops_keys:
+        reading = reader.reading(reading.length, reading.length // 2)
     every = windows(reader.documents(texts_of(options.data, options.format)), reading)
-    settings = {"length": reading.length, "isolated": reader.isolated}
+    settings = {"length": reading.length, "isolated": reader.isolated, "cache": options.cache}
     shared = resumable(options.progress, shared, reader.model, [reader.config, settings])
 
     def sums(batch: list[Any]) -> torch.Tensor:
-        _, _, log_p = contexts(reader, batch)
+        if policy is None:
+            _, _, log_p = contexts(reader, batch)
+        else:
+            log_p = torch.cat([cached_log_p(reader, window, policy) for window in batch])
         return torch.tensor([-float(log_p.double().sum()), len(log_p)], dtype=torch.float64)
 
     zero = torch.zeros(2, dtype=torch.float64, device=next(reader.model.parameters()).device)
     with model_threads(reader.model):
-        batches = batched(every, reading.length, options.tokens)
+        batches = batched(every, reading.fresh, options.tokens)
         nats, count = shared.total(sums, batches, zero)
     report(shared)
     if not count:

@@ -137,7 +137,8 @@ class GenerateOptions:
         False,
     )
     cache: str | None = option(
-        "policy that drops keys of a long prompt, such as 'snapkv(budget=1024)' (default: none are dropped)",
+        "policy of the KV cache, such as 'snapkv(budget=1024)', which drops keys of a long prompt, or 'int8' "
+        "(default: all keys, as computed)",
         metavar="POLICY",
     )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")

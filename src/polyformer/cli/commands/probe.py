@@ -74,7 +74,8 @@ class ProbeOptions:
         "tokens that are read at once, at least one prompt (default: 8192)", 8192
     )
     cache: str | None = option(
-        "policy that drops keys after the prompt, such as 'snapkv(budget=512)' (default: none are dropped)",
+        "policy of the KV cache, such as 'snapkv(budget=512)', which drops keys after the prompt, or 'int8' "
+        "(default: all keys, as computed)",
         metavar="POLICY",
     )
     out: str | None = option(

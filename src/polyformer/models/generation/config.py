@@ -177,7 +177,7 @@ class GenerationConfig(Config):
     contrastive: ContrastiveConfig = ContrastiveConfig()
     dola: DolaConfig = DolaConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    cache: CachePolicy | None = None  # which keys the KV cache keeps; None for all
+    cache: CachePolicy | None = None  # which keys the KV cache keeps, and how; None for all as they are
 
     def __post_init__(self) -> None:
         check_sizes(self)

@@ -156,8 +156,9 @@ class Decoder:
             self.last = LastFeedForwardInput(model.decoder)
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
-        if compile and (mixture or retrieval or dola or cache) is not None:
-            raise InputError("compile: with a mixture, retrieval, dola_layers or cache, leave it out")
+        drops_keys = cache is not None and cache.drops_keys
+        if compile and ((mixture or retrieval or dola) is not None or drops_keys):
+            raise InputError("compile: with a mixture, retrieval, dola_layers or dropped keys, leave it out")
         self.compiled = CompiledSteps(model) if compile else None
         self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 

@@ -9,10 +9,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from polyformer.core.int8_cache import Int8Cache
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.state import State
 
 NO_SLOT = torch.zeros(1, dtype=torch.long)
 
@@ -76,3 +78,15 @@ class FixedTokens(Tokens):
     def new_valid(self, new: int) -> Tensor | None:
         """Return which new tokens are real, [B, new]; None if all are."""
         return None if self.valid is None else self.valid[:, self.slots]
+
+
+def buffered(cache: State | None) -> list[KeyValueCache]:
+    """Return the caches with buffers that make up a layer's cache; none for another state."""
+    if isinstance(cache, Int8Cache):
+        return [cache.integers, cache.scales]
+    return [cache] if type(cache) is KeyValueCache else []
+
+
+def joined(caches: list[KeyValueCache]) -> State:
+    """Return the layer's cache that consists of the caches of `buffered`."""
+    return Int8Cache(*caches) if len(caches) > 1 else caches[0]

@@ -15,7 +15,7 @@ from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.reach import BLOCK, Reach
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.models.generation.fixed_state import FixedCache, FixedTokens
+from polyformer.models.generation.fixed_state import FixedCache, FixedTokens, buffered, joined
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState, Stack
 
@@ -51,15 +51,15 @@ class FixedStep:
         state, buffers, caches = rolled, [], []
         shared: dict[Reach | None, FixedTokens] = {}
         for layer, reach in zip(state.layers, reaches):
-            cache = layer.self_attention
-            assert isinstance(cache, KeyValueCache)
-            if cache.keys is None or cache.values is None or not cache.can_append(tokens.shape[1]):
-                return None
-            if reach is None and (cache.start or cache.length != state.tokens.length):
-                return None
-            caches += cache.keys, cache.values
+            parts = buffered(layer.self_attention)
+            for cache in parts:
+                if cache.keys is None or cache.values is None or not cache.can_append(tokens.shape[1]):
+                    return None
+                if reach is None and (cache.start or cache.length != state.tokens.length):
+                    return None
+                caches += cache.keys, cache.values
             if reach not in shared:
-                shared[reach] = _fixed_tokens(tokens, state.tokens, cache, reach is not None)
+                shared[reach] = _fixed_tokens(tokens, state.tokens, parts[0], reach is not None)
             buffers.append(shared[reach])
         source = [
             table for table in (state.source_valid, state.source_pos, state.source_spans) if table is not None
@@ -78,18 +78,22 @@ class FixedStep:
     @property
     def filled(self) -> list[int]:
         """The number of filled slots of each of `caches`."""
-        return [int(layer.self_attention.length) for layer in self.state.layers for _ in range(2)]  # type: ignore
+        parts = (part for layer in self.state.layers for part in buffered(layer.self_attention))
+        return [part.length for part in parts for _ in range(2)]
 
     def function(self, model: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return the step as a function of `others` and `caches`, which returns logits and hidden states."""
         layers = []
         # The largest buffer has all tokens that a layer reads.
         widest = max(self.buffers, key=lambda fixed: fixed.length)
-        parts = zip(self.state.layers, self.buffers, self.caches[::2], self.caches[1::2])
-        for layer, fixed, keys, values in parts:
+        pairs = zip(self.caches[::2], self.caches[1::2])
+        for layer, fixed in zip(self.state.layers, self.buffers):
             own = None if fixed is widest else fixed
-            cache = FixedCache(keys, values, fixed.length, slots=fixed.slots, tokens=own)
-            layers.append(LayerState(cache, layer.cross_attention))
+            caches: list[KeyValueCache] = [
+                FixedCache(*next(pairs), fixed.length, slots=fixed.slots, tokens=own)
+                for _ in buffered(layer.self_attention)
+            ]
+            layers.append(LayerState(joined(caches), layer.cross_attention))
         state = dataclasses.replace(self.state, tokens=widest, layers=tuple(layers))
 
         def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,12 +107,15 @@ class FixedStep:
     def next_state(self, buffers: Sequence[Tensor]) -> ModelState:
         """Return the state after the step, which has written to `buffers`: `caches`, or copies of them."""
         layers, (rows, new) = [], self.tokens.shape
-        for layer, keys, values in zip(self.state.layers, buffers[::2], buffers[1::2]):
-            cache = layer.self_attention
-            assert isinstance(cache, KeyValueCache)
-            if keys.data_ptr() != self.caches[2 * len(layers)].data_ptr():
-                cache = cache.moved(keys[:rows], values[:rows])
-            layers.append(LayerState(cache.filled(new), layer.cross_attention))
+        pairs = zip(buffers[::2], buffers[1::2])
+        for layer in self.state.layers:
+            caches: list[KeyValueCache] = []
+            for cache, (keys, values) in zip(buffered(layer.self_attention), pairs):
+                assert cache.keys is not None
+                if keys.data_ptr() != cache.keys.data_ptr():
+                    cache = cache.moved(keys[:rows], values[:rows])
+                caches.append(cache.filled(new))
+            layers.append(LayerState(joined(caches), layer.cross_attention))
         tokens, states = self.state.tokens.extended(ModelInputs(self.tokens)), tuple(layers)
         return dataclasses.replace(
             self.state, tokens=self.stack.remembered_tokens(tokens, states), layers=states
@@ -121,7 +128,7 @@ def _has_only_caches(state: ModelState) -> bool:
     if old.merged or any(table is not None for table in (old.segment, old.marked, state.source)):
         return False
     return all(
-        type(layer.self_attention) is KeyValueCache
+        buffered(layer.self_attention)
         and all(other is None for other in (layer.memory, layer.store, layer.feedforward))
         for layer in state.layers
     )

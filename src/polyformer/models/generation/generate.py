@@ -202,7 +202,7 @@ def _check_options(
         )
     if config.cache is not None and model.encoder is not None:
         raise InputError(
-            "cache: a policy drops keys of a prompt, which only a decoder has; leave the cache out"
+            "cache: a policy is for a decoder without an encoder, which reads its prompt; leave the cache out"
         )
     beams, vocabulary = config.beam.num_beams, model.config.vocab_size
     named = {"special.eos": special.eos, **config.constraints.ids()}

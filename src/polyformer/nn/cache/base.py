@@ -1,5 +1,7 @@
 """The base of cache policies, and the state of a layer with a budget of keys per head.
 
+A policy decides how the KV cache of a layer begins (`CachePolicy.new_state`). A `DroppingPolicy` works so:
+
     in a call      queries see the kept keys and the keys of the call
     after it       the policy scores all keys; each head keeps the `budget` keys with the highest scores
 
@@ -17,7 +19,8 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.int8_cache import Int8Cache
+from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -37,18 +40,16 @@ class CacheCall:
 
     queries: Tensor
     unrotated: Tensor
-    cache: KeyValueCache
+    cache: PairCache
     context: Context
     scale: float
     rotate: Callable[[Tensor, Context], Tensor]
 
     @functools.cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Keys [B, Hkv, Tk, D] and values [B, Hkv, Tk, Dv], kept and new."""
-        filled = self.cache.compact()
-        assert filled.keys is not None
-        assert filled.values is not None
-        return filled.keys, filled.values
+        """Keys [B, Hkv, Tk, D] and values [B, Hkv, Tk, Dv], kept and new, in the type of the queries."""
+        keys, values = (x.to(self.queries.dtype) for x in self.cache.pairs())
+        return keys, values
 
     @property
     def keys(self) -> Tensor:
@@ -87,16 +88,33 @@ class CacheCall:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CachePolicy(Config):
-    """Family of cache policies: which `budget` keys each layer and key head keeps.
+    """Family of cache policies: which keys of each layer the KV cache keeps, and how.
 
-    `after_every_call`: whether keys are dropped after every call; otherwise only after the first, which reads
-    the prompt, and the keys of later tokens are all kept.
+    `drops_keys`: whether heads may keep other keys than other heads. `after_every_call`: whether keys are
+    dropped after every call; otherwise only after the first, which reads the prompt, and the keys of later
+    tokens are all kept.
+    """
+
+    option: ClassVar[str] = "cache"
+    drops_keys: ClassVar[bool] = False
+    after_every_call: ClassVar[bool] = False
+
+    def new_state(self, reserve: int) -> State:
+        """Return the state of a layer before the first token, with space for `reserve` tokens."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DroppingPolicy(CachePolicy):
+    """Base of the policies by which each layer and key head keeps `budget` keys.
+
+    `int8`: whether they are kept as integers, as with the policy `int8`.
     """
 
     budget: PositiveInt = 1024
+    int8: bool = False
 
-    option: ClassVar[str] = "cache"
-    after_every_call: ClassVar[bool] = False
+    drops_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         always = sum(self.always())
@@ -105,6 +123,11 @@ class CachePolicy(Config):
                 f"budget: expected more keys than the {always} that {quote(self.kind)} always keeps, got "
                 f"{self.budget}; raise the budget"
             )
+
+    def new_state(self, reserve: int) -> "CompressedCache":
+        """Return an empty cache with this policy."""
+        cache = Int8Cache.empty(reserve) if self.int8 else KeyValueCache(reserve=reserve)
+        return CompressedCache(self, cache)
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the scores [B, Hkv, Tk] of all keys; higher scores are kept first.
@@ -144,14 +167,14 @@ class CompressedCache(State):
     scores: [B, Hkv, held], for a policy that adds to them. seen: tokens of the text when `kept` was chosen.
     """
 
-    policy: CachePolicy
-    cache: KeyValueCache
+    policy: DroppingPolicy
+    cache: PairCache
     kept: Tensor | None = None
     scores: Tensor | None = None
     seen: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, CachePolicy):  # read from a file
+        if not isinstance(self.policy, DroppingPolicy):  # read from a file
             object.__setattr__(self, "policy", CachePolicy.from_dict(self.policy))
 
     @property
@@ -213,12 +236,9 @@ class CompressedCache(State):
         valid = call.context.kv_valid
         index = policy.kept(scores, None if valid is None else valid.bool())
         slots = dataclasses.replace(self, cache=cache).slots
-        keys, values = (x.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, x.shape[3])) for x in call.pairs)
-        size = policy.budget
-        reserve = max(0, cache.reserve - held + size)
         return CompressedCache(
             policy,
-            KeyValueCache(keys, values, size, [size], reserve, needed=size),
+            cache.gathered(index),
             kept=index if slots is None else slots.gather(-1, index),
             scores=scores.gather(-1, index) if policy.after_every_call else None,
             seen=seen,
@@ -233,7 +253,7 @@ class CompressedCache(State):
         return None if self.policy.after_every_call else self._parts_truncated(count)
 
 
-def _check(policy: CachePolicy, context: Context) -> None:
+def _check(policy: DroppingPolicy, context: Context) -> None:
     """Raise `InputError` for a call with tables that kept keys of single heads do not have."""
     tables = {
         "document_ids": context.kv_doc,

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.nn.cache.base import CacheCall, CachePolicy
+from polyformer.nn.cache.base import CacheCall, DroppingPolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpectedAttention(CachePolicy):
+class ExpectedAttention(DroppingPolicy):
     """Keep the keys of the prompt that later queries are expected to attend to.
 
     `future`: the number of positions of these queries. `sinks`: first tokens of a text, always kept.

@@ -16,11 +16,11 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.nn.cache.base import CacheCall, CachePolicy
+from polyformer.nn.cache.base import CacheCall, DroppingPolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class H2O(CachePolicy):
+class H2O(DroppingPolicy):
     """Keep the keys with the most attention so far, and the latest keys, half of the budget each."""
 
     kind: ClassVar[str] = "h2o"

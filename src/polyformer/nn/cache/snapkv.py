@@ -18,11 +18,11 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
-from polyformer.nn.cache.base import CacheCall, CachePolicy
+from polyformer.nn.cache.base import CacheCall, DroppingPolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SnapKV(CachePolicy):
+class SnapKV(DroppingPolicy):
     """Keep the keys of the prompt that its last tokens attend to.
 
     `window`: the number of these tokens. `kernel`, `pooling`: of the weights along the text; an odd number.

@@ -8,7 +8,7 @@ from polyformer.attention.patterns import Causal, Full
 from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.nn.cache import CachePolicy, CompressedCache
+from polyformer.nn.cache import CachePolicy
 from polyformer.nn.stack.layer import LayerState
 
 if TYPE_CHECKING:
@@ -21,44 +21,50 @@ def with_policy(
     """Return a decoder's states before the first token, with caches that follow the policy; None for none.
 
     Layers with a window keep their own keys (`rolling`). Raises `InputError` for a decoder without a layer
-    that a policy can compress.
+    that the policy is for.
     """
     if policy is None:
         return states
     policy = CachePolicy.from_dict(policy, "cache")
-    reason = _reason(stack)
+    reason = _reason(stack) or (_reason_against_dropping(stack) if policy.drops_keys else None)
     if reason is not None:
         raise InputError(f"cache: {quote(policy.kind)} {reason}; leave the cache out")
     return tuple(
-        state if layer.attention.reach() is not None else _compressed(state, policy)
+        state if layer.attention.reach() is not None else _with_policy(state, policy)
         for layer, state in zip(stack.sequence, states)
     )
 
 
-def _compressed(state: LayerState, policy: CachePolicy) -> LayerState:
+def _with_policy(state: LayerState, policy: CachePolicy) -> LayerState:
     cache = state.self_attention
     assert isinstance(cache, KeyValueCache)
-    return dataclasses.replace(state, self_attention=CompressedCache(policy, cache))
+    return dataclasses.replace(state, self_attention=policy.new_state(cache.reserve))
 
 
 def _reason(stack: "Stack") -> str | None:
-    """Return why a decoder's caches cannot be compressed; None if they can."""
+    """Return why no policy works for a decoder; None if some do."""
     if stack.memory is not None:
         return "keeps keys of the whole text, but a memory keeps only the last"
+    if not isinstance(stack.mechanism, SoftmaxConfig) or stack.sequence[0].attention.global_attention:
+        return "needs softmax attention with one set of projections, which caches keys and values"
+    if all(layer.attention.reach() is not None for layer in stack.sequence):
+        return "is for dense layers, but every layer has a window, which bounds its cache already"
+    return None
+
+
+def _reason_against_dropping(stack: "Stack") -> str | None:
+    """Return why heads of a decoder cannot keep other keys than other heads; None if they can."""
     if stack.depth is not None:
         return "needs the queries of all tokens in every layer, but a depth policy leaves some out"
-    if not isinstance(stack.mechanism, SoftmaxConfig) or stack.sequence[0].attention.global_attention:
-        return "needs softmax attention with one set of projections, whose keys can be dropped"
     if changes_scores(stack.position) or stack.position.rotates_parts:
         return (
             "keeps other keys in each head, but this position scheme reads their distances; use rotary, "
             "learned or no positions of a fixed extension"
         )
+    assert isinstance(stack.mechanism, SoftmaxConfig)
     dense = None, Full(), Causal()
     own = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
     patterns = [pattern for pattern, layer in zip(own, stack.sequence) if layer.attention.reach() is None]
-    if not patterns:
-        return "drops keys of dense layers, but every layer has a window, which bounds its cache already"
     if any(pattern not in dense for pattern in patterns):
         return "keeps other keys in each head, but a pattern reads their places; use dense layers or windows"
     return None

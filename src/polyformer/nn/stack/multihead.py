@@ -19,7 +19,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
@@ -283,7 +283,7 @@ class MultiHeadAttention(nn.Module):
         self, q: Tensor, unrotated: Tensor, cache: State | None, context: Context, position: Position
     ) -> CacheCall:
         """Return a call with queries [B, H, Tq, D], after which a policy may drop keys of `cache`."""
-        assert isinstance(cache, KeyValueCache)
+        assert isinstance(cache, PairCache)
         assert isinstance(self.config.mechanism, SoftmaxConfig)
         scale, site = self.config.mechanism.scale, self._site()
         scale = self.head_size**-0.5 if scale is None else scale

@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.sequence.tokens import Tokens
@@ -48,7 +48,7 @@ def _without_unread(state: LayerState, reach: Reach | None, before: int) -> Laye
 def layer_context(context: Context, state: LayerState | None, device: torch.device) -> Context:
     """Return the context of the keys that a layer's cache has, and of the new keys."""
     cache = None if state is None else state.self_attention
-    return cache.context(context, device) if isinstance(cache, KeyValueCache | CompressedCache) else context
+    return cache.context(context, device) if isinstance(cache, PairCache | CompressedCache) else context
 
 
 def stored_tokens(tokens: Tokens, states: tuple[LayerState, ...]) -> Tokens:
