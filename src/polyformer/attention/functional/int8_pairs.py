@@ -17,6 +17,7 @@ from polyformer.attention.functional.request import is_traced, observing, transf
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal, Full, restricted
 from polyformer.core.int8_cache import Int8Pairs
+from polyformer.core.ops.computed_once import computed_once
 from polyformer.core.ops.softmax import recording
 from polyformer.core.recorded_graph import is_recorded
 from polyformer.core.sequence.context import Context
@@ -39,14 +40,15 @@ def attend_to_integers(
         return None
     if recording() or observing() or transformed() or (is_traced() and not is_recorded()):
         return None
-    wide = pairs.key_scale.dtype
+    # In compiled code each turn of the loops over keys would compute q and the weights again.
+    wide, keep = pairs.key_scale.dtype, computed_once if is_recorded() else torch.Tensor.contiguous
     q_scaled = q.to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
-    q_scaled = q_scaled.squeeze(2).unflatten(1, (pairs.keys.shape[1], -1))  # [B, Hkv, G, D]
+    q_scaled = keep(q_scaled.squeeze(2).unflatten(1, (pairs.keys.shape[1], -1)))  # [B, Hkv, G, D]
     scores = _key_products(q_scaled, pairs.keys) * pairs.key_scale.mT  # [B, Hkv, G, Tk]
     mask = _mask(restricted(pattern or Full(), context), context, q)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    weights = scores.softmax(-1) * pairs.value_scale.mT
+    weights = keep(scores.softmax(-1) * pairs.value_scale.mT)
     y = _value_products(weights, pairs.values).flatten(1, 2).unsqueeze(2).to(q.dtype)
     return y if is_recorded() or is_finite(y) else None
 

@@ -15,7 +15,7 @@ from torch.compiler import config
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.core.ops.row_product import register_lowering
+from polyformer.core.ops import computed_once, row_product
 from polyformer.core.paths import cache_folder
 
 MOST_FILES = 200
@@ -94,7 +94,8 @@ def _compiled(file: Path | None, module: fx.GraphModule, inputs: Sequence[Tensor
     from torch._inductor import standalone_compile  # takes a second
     from torch._inductor.exc import InductorError
 
-    register_lowering()
+    row_product.register_lowering()
+    computed_once.register_lowering()
     try:
         compiled = standalone_compile(module, list(inputs), dynamic_shapes="from_example_inputs")
     except InductorError as error:
