@@ -81,6 +81,10 @@ def test_a_policy_needs_generated_text():
     texts = PolyformerTexts("model", decoder())
     with pytest.raises(InputError, match="cache: only for text that a decoder generates; add generate"):
         texts.of_ids(IDS, cache=POLICIES[0])
+    with pytest.raises(
+        InputError, match="cache: expected a policy that drops keys, without int8, got 'int8'"
+    ):
+        texts.of_ids(IDS, generate=NEW, cache="int8")
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

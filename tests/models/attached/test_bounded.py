@@ -270,6 +270,8 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         {"memory": SINKS, "attention": lambda b, h, q, k: q >= k},
         "memory: expected a pattern with a t",
     ),
+    ("Llama", {"cache": "int8"}, "cache: 'int8' keeps integers"),
+    ("Llama", {"cache": "h2o(int8=true)"}, "cache: 'int8' keeps integers"),
     ("Llama", {"cache": "expected(budget=8)"}, "cache: 'expected' needs queries before rotation"),
     ("Llama", {"cache": "snapkv(budget=64)"}, "budget: expected more keys than the 64 that 'snapkv' always"),
     ("GPT2", {"memory": SINKS}, "memory: expected rotary positions, which GPT2LMHeadModel lacks; convert"),

@@ -10,7 +10,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.rotary import Rotary
-from polyformer.nn.cache import CachePolicy
+from polyformer.nn.cache import DroppingPolicy
 from polyformer.nn.memory import SinksConfig
 
 
@@ -22,7 +22,7 @@ class Bound:
     are loaded (`read_rotation`).
     """
 
-    rule: SinksConfig | CachePolicy
+    rule: SinksConfig | DroppingPolicy
     rotary: Rotary | None = None
     position: Position | None = None
 

@@ -23,7 +23,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.layer import NAME, attached, text_of
 from polyformer.models.attached.mask import Description, Mask
-from polyformer.nn.cache import CacheCall, CachePolicy, CompressedCache
+from polyformer.nn.cache import CacheCall, CompressedCache, DroppingPolicy
 from polyformer.nn.memory import SinksConfig
 
 # The name of the bounded layer among the arguments of the attention function.
@@ -35,17 +35,17 @@ class BoundedLayer(CacheLayerMixin):
 
     supports_early_init = False
 
-    def __init__(self, rule: SinksConfig | CachePolicy):
+    def __init__(self, rule: SinksConfig | DroppingPolicy):
         super().__init__()
         self.rule = rule
-        self.is_croppable = not (isinstance(rule, CachePolicy) and rule.after_every_call)
+        self.is_croppable = not (isinstance(rule, DroppingPolicy) and rule.after_every_call)
         self.reset()
 
     def reset(self) -> None:
         """Forget all tokens."""
         cache = KeyValueCache()
         self.state: KeyValueCache | CompressedCache
-        self.state = CompressedCache(self.rule, cache) if isinstance(self.rule, CachePolicy) else cache
+        self.state = CompressedCache(self.rule, cache) if isinstance(self.rule, DroppingPolicy) else cache
         self.longer = cache
         self.seen = 0
         self.keys = self.values = None
@@ -62,7 +62,7 @@ class BoundedLayer(CacheLayerMixin):
         """Return the kept keys and values [B, Hkv, T, D], with the new ones last."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        cache = self.state.cache if isinstance(self.state, CompressedCache) else self.state
+        cache = self._pairs(self.state)
         keys, values, self.longer = cache.append(key_states, value_states)
         return keys, values
 
@@ -96,9 +96,15 @@ class BoundedLayer(CacheLayerMixin):
     def _keep(self, state: KeyValueCache | CompressedCache, seen: int) -> None:
         """Set the state after `seen` tokens, and forget the buffers before it."""
         self.state, self.seen = state, seen
-        self.longer = state.cache if isinstance(state, CompressedCache) else state
+        self.longer = self._pairs(state)
         filled = self.longer.compact()
         self.keys, self.values = filled.keys, filled.values
+
+    def _pairs(self, state: KeyValueCache | CompressedCache) -> KeyValueCache:
+        """Return the keys and values of a state."""
+        cache = state.cache if isinstance(state, CompressedCache) else state
+        assert isinstance(cache, KeyValueCache)
+        return cache
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of all tokens, with `query_length` new tokens, and the first token, 0."""
@@ -203,7 +209,7 @@ def described(mask: Tensor | None, bound: Bound, bounded: BoundedLayer | None) -
 def check_terms(bound: Bound, **terms: Tensor | float | None) -> None:
     """Raise `InputError` for terms of a layer's scores that a bounded cache does not know."""
     present = [name for name, term in terms.items() if term is not None]
-    of_policy = isinstance(bound.rule, CachePolicy)
+    of_policy = isinstance(bound.rule, DroppingPolicy)
     refused = [name for name in present if of_policy or name == "position_bias"]
     if refused:
         raise InputError(

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
 from polyformer.core.errors import InputError
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.int8_cache import Int8Cache
+from polyformer.core.kv_cache import PairCache
 from polyformer.core.state import State
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached
@@ -65,8 +66,8 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
 
 def _kept(cache: State | None) -> str:
     """Return a line with the keys in a cache."""
-    if isinstance(cache, KeyValueCache):
-        return f"{cache.held:,} tokens"
+    if isinstance(cache, PairCache):
+        return f"{cache.held:,} tokens" + (" in int8" if isinstance(cache, Int8Cache) else "")
     return str(cache) if isinstance(cache, CompressedCache) else type(cache).__name__
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention, SoftmaxConfig
 from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.architectures import Transformer
-from polyformer.nn.cache import CompressedCache
+from polyformer.nn.cache import CachePolicy, CompressedCache, DroppingPolicy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,8 +40,12 @@ class KeptKeys:
 def kept_keys(model: Transformer, ids: Tensor, prompt: int, policy: str) -> tuple[KeptKeys | None, ...]:
     """Return the keys that each layer of a decoder keeps of a text; None for a layer without the policy.
 
-    ids: [1, T]; its first `prompt` tokens are read in one call, the others one by one.
+    ids: [1, T]; its first `prompt` tokens are read in one call, the others one by one. Raises `InputError`
+    for a policy that rounds keys: the page shows the keys of the model.
     """
+    config = CachePolicy.from_dict(policy, "cache")
+    if not isinstance(config, DroppingPolicy) or config.int8:
+        raise InputError(f"cache: expected a policy that drops keys, without int8, got {quote(policy)}")
     state, length = model.new_state(cache=policy), ids.shape[1]
     rows: list[list[Tensor]] = []
     with evaluating(model):
