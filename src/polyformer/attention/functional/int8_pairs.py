@@ -3,8 +3,8 @@
     scores_j = q^T n_j s_j scale,    y = sum_j (p_j t_j) m_j,    p = softmax(scores)
 
 for keys s_j n_j and values t_j m_j (`core.int8_cache`). Chunks of the integers are converted in a core's
-cache and multiplied by the library. In a graph that torch compiles, the products are loops over the integers,
-joined with the conversion. Both read a quarter of the memory of float32.
+cache and multiplied by the library. In a graph that torch compiles, with AVX-512, the products are loops over
+the integers, joined with the conversion. Both read a quarter of the memory of float32.
 """
 
 import math
@@ -55,23 +55,58 @@ def attend_to_integers(
 
 def _key_products(q: Tensor, keys: Tensor) -> Tensor:
     """Return q [B, Hkv, G, D] times integers [B, Hkv, Tk, D]: [B, Hkv, G, Tk]."""
-    if is_recorded():
-        return torch.stack([(q[:, :, i, None] * keys.to(q.dtype)).sum(-1) for i in range(q.shape[2])], 2)
-    return torch.cat([q @ part.to(q.dtype).mT for part in keys.split(CHUNK, 2)], -1)
+    if not is_recorded():
+        return _key_chunks(q, keys)
+    if not _loops_are_fast():
+        return torch.ops.polyformer.int8_key_products.default(q, keys)
+    return torch.stack([(q[:, :, i, None] * keys.to(q.dtype)).sum(-1) for i in range(q.shape[2])], 2)
 
 
 def _value_products(weights: Tensor, values: Tensor) -> Tensor:
     """Return weights [B, Hkv, G, Tk] times integers [B, Hkv, Tk, Dv]: [B, Hkv, G, Dv]."""
-    if is_recorded():
-        # [B, Hkv, blocks, block, 1 or Dv]
-        blocks = (-1, math.gcd(BLOCK, values.shape[2]))
-        converted = values.to(weights.dtype).unflatten(2, blocks)
-        parts = [(row.unflatten(2, blocks).unsqueeze(-1) * converted).sum(3) for row in weights.unbind(2)]
-        return torch.stack([part.sum(2) for part in parts], 2)
+    if not is_recorded():
+        return _value_chunks(weights, values)
+    if not _loops_are_fast():
+        return torch.ops.polyformer.int8_value_products.default(weights, values)
+    # [B, Hkv, blocks, block, 1 or Dv]
+    blocks = (-1, math.gcd(BLOCK, values.shape[2]))
+    converted = values.to(weights.dtype).unflatten(2, blocks)
+    parts = [(row.unflatten(2, blocks).unsqueeze(-1) * converted).sum(3) for row in weights.unbind(2)]
+    return torch.stack([part.sum(2) for part in parts], 2)
+
+
+def _loops_are_fast() -> bool:
+    """Return whether compiled loops convert integers fast: with AVX2 they copy them to a buffer first."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _key_chunks(q: Tensor, keys: Tensor) -> Tensor:
+    return torch.cat([q @ part.to(q.dtype).mT for part in keys.split(CHUNK, 2)], -1)
+
+
+def _value_chunks(weights: Tensor, values: Tensor) -> Tensor:
     y = weights.new_zeros(*weights.shape[:3], values.shape[3])
     for row, part in zip(weights.split(CHUNK, 3), values.split(CHUNK, 2)):
         y += row @ part.to(weights.dtype)
     return y
+
+
+# As operations of a graph, the chunks are not compiled.
+_library = torch.library.Library("polyformer", "FRAGMENT")
+_library.define("int8_key_products(Tensor q, Tensor keys) -> Tensor")
+_library.define("int8_value_products(Tensor weights, Tensor values) -> Tensor")
+_library.impl("int8_key_products", _key_chunks, "CPU")
+_library.impl("int8_value_products", _value_chunks, "CPU")
+
+
+@torch.library.register_fake("polyformer::int8_key_products", lib=_library)
+def _(q: Tensor, keys: Tensor) -> Tensor:
+    return q.new_empty(*q.shape[:3], keys.shape[2])
+
+
+@torch.library.register_fake("polyformer::int8_value_products", lib=_library)
+def _(weights: Tensor, values: Tensor) -> Tensor:
+    return weights.new_empty(*weights.shape[:3], values.shape[3])
 
 
 def _mask(limits: Pattern, context: Context, q: Tensor) -> Tensor | None:
