@@ -1,7 +1,4 @@
-"""The tutorials run from their first cell to their last, and what they claim is what they print.
-
-Every night: the tutorials that train models until they can do something, or start many processes.
-"""
+"""The tutorials run from their first cell to their last, and what they claim is what they print."""
 
 import re
 import sys
@@ -10,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from forking import run_python
-from registered import nightly
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +39,6 @@ def test_longer_texts(tmp_path: Path):
     assert (tmp_path / "long-encoder" / "long" / "README.md").is_file()
 
 
-@nightly
 def test_translator(tmp_path: Path):
     text = printed("translator.py", tmp_path)
     (differs,) = re.findall(r"the equation and attend differ by (\S+)", text)
@@ -53,7 +48,6 @@ def test_translator(tmp_path: Path):
     assert re.search(r"writing '(\w+)' it looks most at '\w+'", text)
 
 
-@nightly
 def test_own_attention(tmp_path: Path):
     text = printed("own_attention.py", tmp_path)
     (differs,) = re.findall(r"difference from the equation: (\S+)", text)
@@ -64,7 +58,6 @@ def test_own_attention(tmp_path: Path):
     assert "mechanism 'sigmoid' cannot use a position scheme that changes the scores" in text
 
 
-@nightly
 def test_positions(tmp_path: Path):
     text = printed("positions.py", tmp_path, SEEDS="1")
     shares = {name: int(share) for name, share in re.findall(r"^([\w(=)]+) +(\d+)%", text, re.M)}
@@ -84,7 +77,6 @@ def test_kernels(tmp_path: Path):
         assert min(map(int, topics)) > 90, "averages do"
 
 
-@nightly
 def test_memories(tmp_path: Path):
     text = printed("memories.py", tmp_path)
     known = {int(n): int(share) for n, share in re.findall(r"a memory of +(\d+) tokens: +(\d+)%", text)}
@@ -97,7 +89,6 @@ def test_memories(tmp_path: Path):
     assert [size[1] == size[2] for size in sizes][:2] == [False, True], "a cache grows, a memory does not"
 
 
-@nightly
 def test_many_machines(tmp_path: Path):
     text = printed("many_machines.py", tmp_path)
     differs = re.findall(r"^(\d+) steps; the losses differ from one process by (\S+)", text, re.M)
