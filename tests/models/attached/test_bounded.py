@@ -281,7 +281,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), ERRORS, ids=str)
+@pytest.mark.parametrize(("name", "options", "message"), ERRORS, ids=range(len(ERRORS)))
 def test_what_cannot_be_bounded_is_refused(name: str, options: dict[str, Any], message: str):
     model = build(BY_NAME[name])
     with pytest.raises(InputError, match=message):
