@@ -9,6 +9,8 @@ from naive import Naive, Pair, attention, randomised
 from torch import Tensor
 
 from polyformer.attention.positions import PositionConfig, SinkCache
+from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
+from polyformer.attention.positions.rope.rope import RopeConfig
 from polyformer.core.errors import InputError
 
 CACHE = SinkCache(first=2, length=3)
@@ -67,7 +69,7 @@ def test_the_schemes_that_count_in_a_cache_are_those_of_distances():
 
 
 def test_an_extension_by_length_needs_texts_that_are_longer_than_the_cache():
-    dynamic = next(config for config in schemes.SCHEMES.values() if config.build(schemes.SHAPE).rotates_parts)
+    dynamic = RopeConfig(extension=DynamicNtkConfig(factor=2.0, original_max_positions=8))
     with pytest.raises(
         InputError, match=r"at most original_max_positions \d, got 9; use a shorter memory, or"
     ):
