@@ -45,7 +45,7 @@ def test_a_cache_policy_is_followed(
 ):
     words = "generate", train_tiny("lm"), "--prompt", "line " * 12, "--max-new-tokens", 6
     assert output(*words, "--cache", "snapkv(budget=200)") == output(*words)
-    assert "budget: expected more keys than the 64" in complaint(*words, "--cache", "snapkv(budget=8)")
+    assert "budget: expected more keys than the 32" in complaint(*words, "--cache", "snapkv(budget=8)")
 
 
 def test_many_texts_come_in_batches_and_none_may_be_empty():

@@ -273,7 +273,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("Llama", {"cache": "int8"}, "cache: 'int8' keeps integers"),
     ("Llama", {"cache": "h2o(int8=true)"}, "cache: 'int8' keeps integers"),
     ("Llama", {"cache": "expected(budget=8)"}, "cache: 'expected' needs queries before rotation"),
-    ("Llama", {"cache": "snapkv(budget=64)"}, "budget: expected more keys than the 64 that 'snapkv' always"),
+    ("Llama", {"cache": "snapkv(budget=32)"}, "budget: expected more keys than the 32 that 'snapkv' always"),
     ("GPT2", {"memory": SINKS}, "memory: expected rotary positions, which GPT2LMHeadModel lacks; convert"),
     ("DeepseekV3", {"memory": SINKS}, "changes its queries by position in another way than a rotation"),
     ("ModernBert", {"memory": SINKS}, "memory: expected decoder layers, but .* reads later tokens"),

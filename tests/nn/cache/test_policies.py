@@ -183,7 +183,7 @@ def test_models_without_such_keys_are_refused(name: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "snapkv(budget=64)"}, "budget: expected more keys than the 64 that 'snapkv' always keeps"),
+        ({"cache": "snapkv(budget=32)"}, "budget: expected more keys than the 32 that 'snapkv' always keeps"),
         ({"cache": "snapkv(kernel=4)"}, "kernel: expected an odd number, got 4"),
         (
             {"cache": "expected(budget=4)"},

@@ -28,7 +28,7 @@ class SnapKV(DroppingPolicy):
     `window`: the number of these tokens. `kernel`, `pooling`: of the weights along the text; an odd number.
     """
 
-    window: PositiveInt = 64
+    window: PositiveInt = 32
     kernel: Annotated[int, Ge(1)] = 7
     pooling: Literal["mean", "max"] = "mean"
 
