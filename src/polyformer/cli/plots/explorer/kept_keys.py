@@ -60,11 +60,13 @@ def kept_keys(model: Transformer, ids: Tensor, prompt: int, policy: str) -> tupl
 
 
 def _kept(cache: object, stop: int, length: int) -> Tensor:
-    """Return the keys that the token before `stop` reads: [Hkv, T], or [1, T] without a policy."""
-    slots = cache.slots if isinstance(cache, CompressedCache) else None
+    """Return the keys that the token before `stop` reads: [Hkv, T], empty without a policy."""
+    if not isinstance(cache, CompressedCache):
+        return torch.empty(0)
+    keys, slots = cache.cache.pairs()[0], cache.slots
     if slots is None:
-        return (torch.arange(length) < stop).unsqueeze(0)
-    kept = torch.zeros(slots.shape[1], length, dtype=torch.bool, device=slots.device)
+        return (torch.arange(length, device=keys.device) < stop).expand(keys.shape[1], -1)
+    kept = torch.zeros(keys.shape[1], length, dtype=torch.bool, device=keys.device)
     kept[:, stop - 1] = True
     return kept.scatter_(1, slots[0], True)
 
