@@ -40,17 +40,21 @@ def attend_to_integers(
         return None
     if recording() or observing() or transformed() or (is_traced() and not is_recorded()):
         return None
-    # In compiled code each turn of the loops over keys would compute q and the weights again.
-    wide, keep = pairs.key_scale.dtype, computed_once if is_recorded() else torch.Tensor.contiguous
+    wide = pairs.key_scale.dtype
     q_scaled = q.to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
-    q_scaled = keep(q_scaled.squeeze(2).unflatten(1, (pairs.keys.shape[1], -1)))  # [B, Hkv, G, D]
+    q_scaled = _once(q_scaled.squeeze(2).unflatten(1, (pairs.keys.shape[1], -1)))  # [B, Hkv, G, D]
     scores = _key_products(q_scaled, pairs.keys) * pairs.key_scale.mT  # [B, Hkv, G, Tk]
     mask = _mask(restricted(pattern or Full(), context), context, q)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    weights = keep(scores.softmax(-1) * pairs.value_scale.mT)
+    weights = _once(scores.softmax(-1) * pairs.value_scale.mT)
     y = _value_products(weights, pairs.values).flatten(1, 2).unsqueeze(2).to(q.dtype)
     return y if is_recorded() or is_finite(y) else None
+
+
+def _once(x: Tensor) -> Tensor:
+    """Return x, which the loops over keys of compiled code would compute again in each turn."""
+    return computed_once(x) if is_recorded() else x
 
 
 def _key_products(q: Tensor, keys: Tensor) -> Tensor:
