@@ -79,7 +79,7 @@ def only_kept(model: nn.Module, layers: Sequence[KeptKeys | None]) -> Iterator[N
         return
     assert isinstance(model, Transformer)
     assert model.decoder is not None
-    tables, handles = iter(layers), []
+    tables = iter(layers)
     own: dict[SoftmaxAttention, SoftmaxConfig] = {}
 
     def before(mechanism: SoftmaxAttention, arguments: tuple[Tensor, ...]) -> None:
@@ -90,15 +90,11 @@ def only_kept(model: nn.Module, layers: Sequence[KeptKeys | None]) -> Iterator[N
             config = config.within(MaskModPattern(table.mask(groups)))
         mechanism.config = config
 
-    for layer in dict.fromkeys(model.decoder.sequence):
-        mechanism = layer.attention.mechanism
-        assert isinstance(mechanism, SoftmaxAttention)
-        own[mechanism] = mechanism.config
-        handles.append(mechanism.register_forward_pre_hook(before))
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in dict.fromkeys(model.decoder.sequence):
+            mechanism = layer.attention.mechanism
+            assert isinstance(mechanism, SoftmaxAttention)
+            own[mechanism] = mechanism.config
+            stack.callback(setattr, mechanism, "config", mechanism.config)
+            stack.enter_context(mechanism.register_forward_pre_hook(before))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for mechanism, config in own.items():
-            mechanism.config = config
