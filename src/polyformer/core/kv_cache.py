@@ -31,7 +31,7 @@ class PairCache(State):
         raise NotImplementedError
 
     def gathered(self, index: Tensor) -> Self:
-        """Return a cache of the keys `index` [B, Hkv, K] of each head, none of which can be removed."""
+        """Return a cache of the keys `index` [B, Hkv, K] of each head; none can be removed."""
         raise NotImplementedError
 
     def context(self, context: Context, device: torch.device) -> Context:

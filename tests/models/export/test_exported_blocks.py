@@ -22,7 +22,7 @@ PATTERNS = {
 }
 
 WITH_DISTANCES = "Window(3) | Global(2)"
-"""Of a model whose positions are distances; the others have learned positions."""
+"""Of a model with positions by distance; the others have learned positions."""
 
 DIFFERENT = [pattern for pattern in PATTERNS if pattern != "Window(5)" and "Random" not in pattern]
 """Every night also a plain window, and BigBird's blocks, which take as long as all the others."""

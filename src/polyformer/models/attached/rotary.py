@@ -60,7 +60,7 @@ class Rotary:
         return frequencies.to(angle_dtype(frequencies.device))
 
     def position(self, layer: nn.Module) -> Position:
-        """Return the position scheme of a layer, whose weights must be loaded.
+        """Return the position scheme of a layer with loaded weights.
 
         Raises `InputError` for a layer that does not rotate the first channels of its queries.
         """
