@@ -20,9 +20,9 @@ import math
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.core.ops.depthwise_convolution import depthwise_convolution
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, activated
 from polyformer.core.ranges import PositiveInt
@@ -94,50 +94,10 @@ class SeparableConvolution(FeedForward):
     ) -> Tensor | tuple[Tensor, ConvolutionState]:
         """Return y, and with a `state` also the next state; only a causal `context` has a state."""
         past = state or ConvolutionState()
-        y, x, x_doc = depthwise_convolution(x, self.around, context, past.x, past.x_doc)
+        # Without a context all tokens belong to a single text of an encoder.
+        limits = (False, None, None) if context is None else (context.causal, context.q_valid, context.q_doc)
+        y, x, x_doc = depthwise_convolution(x, self.around, *limits, past.x, past.x_doc)
         h = self.dropout(activated(y, self.up, self.activation))
-        y, h, h_doc = depthwise_convolution(h, self.around_inner, context, past.h, past.h_doc)
+        y, h, h_doc = depthwise_convolution(h, self.around_inner, *limits, past.h, past.h_doc)
         y = self.down(y)
         return y if state is None else (y, ConvolutionState(x, x_doc, h, h_doc))
-
-
-def depthwise_convolution(
-    x: Tensor,
-    taps: Tensor,
-    context: Context | None,
-    past: Tensor | None = None,
-    past_doc: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return D * x [B, T, E], where D is `taps` [w, E], and the last w - 1 tokens with their documents.
-
-    past: the tokens before x, at most w - 1. Without a context all tokens belong to a single text of an
-    encoder.
-    """
-    width, length, doc = len(taps), x.shape[1], None
-    causal = context is not None and context.causal
-    if context is not None:
-        doc = context.q_doc
-        if context.q_valid is not None:
-            x = x.masked_fill(~context.q_valid.unsqueeze(-1), 0)
-    if doc is not None:
-        doc = doc.expand(len(x), -1)
-    before = 0 if past is None else past.shape[1]
-    if past is not None:
-        if doc is not None:  # a past without document numbers is document 0
-            doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
-        x = torch.cat([past.to(x.dtype), x], 1)
-    # A causal convolution reads only backwards; otherwise it is centred.
-    left = width - 1 if causal else (width - 1) // 2
-    padded = F.pad(x, (0, 0, left - before, width - 1 - left))
-    y = torch.zeros_like(x[:, before:])
-    # A sum over w shifted copies: (D * x)_t = sum over o of D_o x_(t + o).
-    for tap in range(width):
-        neighbours = padded[:, tap : tap + length]
-        if doc is not None:
-            numbers = F.pad(doc, (left - before, width - 1 - left))  # `seen` is zero beyond the text anyway
-            same = numbers[:, tap : tap + length] == doc[:, before:]
-            neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
-        y = y + taps[tap] * neighbours
-    # The next call needs the last w - 1 tokens.
-    last = slice(max(0, x.shape[1] - width + 1), None)
-    return y, x[:, last], None if doc is None else doc[:, last]

@@ -1,0 +1,48 @@
+"""A convolution over the tokens of a text with a number per channel and offset."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def depthwise_convolution(
+    x: Tensor,
+    taps: Tensor,
+    causal: bool,
+    valid: Tensor | None = None,
+    doc: Tensor | None = None,
+    past: Tensor | None = None,
+    past_doc: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return y [B, T, E] of x [B, T, E], and the last w - 1 tokens with their documents, for the next call.
+
+        y_t = sum_o taps_o x_(t + o)        o from 1 - w to 0, or from -(w - 1) // 2 to w // 2 if not causal
+
+    taps: [w, E]. Tokens beyond the text, padding and other documents count as zeros. valid: [B, T], False for
+    padding. doc: [B, T], documents. past: the tokens before x, at most w - 1, and their documents `past_doc`;
+    None for document 0.
+    """
+    width, length = len(taps), x.shape[1]
+    if valid is not None:
+        x = x.masked_fill(~valid.bool().unsqueeze(-1), 0)
+    if doc is not None:
+        doc = doc.expand(len(x), -1)
+    before = 0 if past is None else past.shape[1]
+    if past is not None:
+        if doc is not None:
+            doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
+        x = torch.cat([past.to(x.dtype), x], 1)
+    # A causal convolution reads only backwards; otherwise it is centred.
+    left = width - 1 if causal else (width - 1) // 2
+    padded = F.pad(x, (0, 0, left - before, width - 1 - left))
+    y = torch.zeros_like(x[:, before:])
+    # A sum over w shifted copies.
+    for tap in range(width):
+        neighbours = padded[:, tap : tap + length]
+        if doc is not None:
+            numbers = F.pad(doc, (left - before, width - 1 - left))  # `padded` is zero beyond the text anyway
+            same = numbers[:, tap : tap + length] == doc[:, before:]
+            neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
+        y = y + taps[tap] * neighbours
+    last = slice(max(0, x.shape[1] - width + 1), None)
+    return y, x[:, last], None if doc is None else doc[:, last]
