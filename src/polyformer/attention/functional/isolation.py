@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,8 @@ from polyformer.core.state import State
 FEW = 16
 """The least number of queries for which padding is set to zero on a GPU."""
 
-M = TypeVar("M")
 Mixed = tuple[Tensor, State | None]
-Forward = Callable[[M, Tensor, Tensor, Tensor, Context, State | None, Any], Mixed]
+Forward = Callable[..., Mixed]
 
 
 def is_finite(x: Tensor) -> bool:
@@ -128,41 +127,54 @@ def _see(request: Request, bad: Tensor) -> Tensor:
     return tiled.run(probe)[0].squeeze(-1) != 0
 
 
-def guarded(forward: Forward[M]) -> Forward[M]:
+def guarded(forward: Forward) -> Forward:
     """Wrap `Mechanism.forward` so that it accepts calls without rows or tokens and isolates NaN and infinity.
 
     If any value is not finite, padding is set to zero. With a state only padding is isolated: later tokens
     see values of the past that are not finite. A sequence that is spread over processes is not isolated.
+    Gates [B, T, C] of a mechanism are the last arguments; they belong to the keys.
     Raises `InputError` for heads of width 0.
     """
 
     @functools.wraps(forward)
     def run(
-        self: M, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: Any
+        self: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: Any,
+        *gates: Tensor,
     ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
         if context.shard is not None:  # all processes must take the same steps, whatever their values are
-            return forward(self, q, k, v, context, state, position)
+            return forward(self, q, k, v, context, state, position, *gates)
         if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
             return empty(q, k, v), state
         if is_unreadable_device(q):
             q, k, v = _without_padding(q, k, v, context)
-            return forward(self, q, k, v, context, state, position)
-        if not is_readable(q) or all(map(is_finite, (q, k, v))):
-            return forward(self, q, k, v, context, state, position)
+            return forward(self, q, k, v, context, state, position, *gates)
+        if not is_readable(q) or all(map(is_finite, (q, k, v, *gates))):
+            return forward(self, q, k, v, context, state, position, *gates)
         q, k, v = _without_padding(q, k, v, context)
         if state is not None:
-            return forward(self, q, k, v, context, state, position)
+            return forward(self, q, k, v, context, state, position, *gates)
         bad_queries, bad_keys = _bad_tokens(q), _bad_tokens(k) | _bad_tokens(v)
-        q, k, v = (torch.where(x.isfinite(), x, 0) for x in (q, k, v))
-        y, _ = forward(self, q, k, v, context, None, position)
+        for gate in gates:
+            bad_keys = bad_keys | _bad_tokens(gate.unsqueeze(1))
+        # A key of zeros would write nothing into the state of a recurrence, and no query would see it.
+        k = torch.where(k.isfinite(), k, 1)
+        q, v = (torch.where(x.isfinite(), x, 0) for x in (q, v))
+        gates = tuple(torch.where(x.isfinite(), x, 0) for x in gates)
+        y, _ = forward(self, q, k, v, context, None, position, *gates)
         # Values of 1 at bad tokens: the output of a query is 0 unless it sees one.
         probe = bad_keys.to(v.dtype).expand(v.shape)
         unrecorded = recorded() if recording() else contextlib.nullcontext()  # hides the second run
         with torch.no_grad(), collect_auxiliary_losses(), unrecorded:
             scores = None if position is None else _Scores(position)
-            seen, _ = forward(self, q, k, probe, context, None, scores)
+            seen, _ = forward(self, q, k, probe, context, None, scores, *gates)
         sees_bad = (seen != 0).any(-1, keepdim=True)
         return y.masked_fill(bad_queries | sees_bad, torch.nan), None
 

@@ -128,6 +128,13 @@ class MechanismConfig(Config):
         """Return the module for `num_heads` query heads of size `head_size`."""
         raise NotImplementedError
 
+    def gate_width(self, num_heads: int, head_size: int) -> int:
+        """Return the channels of gates that the layer projects from its input; 0 if there are none.
+
+        The module's `forward` then takes them as a last argument, [B, T, width].
+        """
+        return 0
+
     def for_layer(self, layer: int) -> "MechanismConfig":
         """Return the mechanism of layer `layer` of a stack: the same in all layers by default."""
         return self

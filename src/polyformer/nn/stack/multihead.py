@@ -179,6 +179,8 @@ class MultiHeadAttention(nn.Module):
             # For the mechanism, global tokens are only keys that all queries see.
             mechanism = dataclasses.replace(mechanism, pattern=split_global_tokens(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
+        gates = mechanism.gate_width(config.num_attention_heads, self.head_size)
+        self.gate = Linear(hidden_size, gates, bias=False) if gates else None
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with a cache for `reserve` tokens, or None."""
@@ -225,7 +227,8 @@ class MultiHeadAttention(nn.Module):
         terms = BoundPosition(position, site)
         if self.global_attention is None:
             cache = state.cache if isinstance(state, CompressedCache) else state
-            y, new = self.mechanism(q, k, v, context, cache, terms)
+            gates = () if self.gate is None else (self.gate(read),)
+            y, new = self.mechanism(q, k, v, context, cache, terms, *gates)
             if isinstance(state, CompressedCache):
                 new = state.after(self._cache_call(q, unrotated, new, context, position))
             return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
