@@ -97,6 +97,10 @@ def use_memory(part: MechanismConfig) -> None:
 
 
 REFUSALS = {
+    **{
+        kind: {"supports_score_bias", "supports_recurrence", "supports_context_parallel"}
+        for kind in ("delta", "gated_delta", "gla", "linear", "retention", "ssd")
+    },
     "dynamic_span": {"supports_context_parallel"},
     "linformer": {
         "causal",

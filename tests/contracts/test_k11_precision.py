@@ -34,7 +34,9 @@ def run(
     mechanism = config.build(2, tensors[0].shape[3]).to(stored or tensors[0].dtype)
     y, _ = mechanism.to(tensors[0].dtype).eval()(*tensors, context, None, None)
     assert y.dtype == tensors[0].dtype
-    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors)]
+    # Not the sum of squares, which is constant for normed outputs.
+    weight = torch.randn(y.shape).to(y)
+    return [y.detach(), *torch.autograd.grad((y * weight).sum(), tensors)]
 
 
 def errors(config: MechanismConfig, tensors: list[Tensor], context: Context) -> list[tuple[float, float]]:

@@ -22,16 +22,22 @@ from polyformer.attention.functional.backends.tiled.tuning import TILES
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
+    DeltaConfig,
     DynamicSpanConfig,
+    GatedDeltaConfig,
+    GLAConfig,
+    LinearAttentionConfig,
     LinformerConfig,
     LSHConfig,
     MemoryCompressedConfig,
     PerformerConfig,
+    RetentionConfig,
     RFAConfig,
     RoutingConfig,
     SinkhornConfig,
     SoftmaxConfig,
     SortCutConfig,
+    SSDConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import (
@@ -84,16 +90,22 @@ def ring(length: int) -> Links:
 MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "adaptive_span": (lambda n: AdaptiveSpanConfig(max_span=100, initial=0.5), 1),
     "alternate": (lambda n: AlternateConfig(mechanisms=(SoftmaxConfig(pattern=Window(64)),)), 1),
+    "delta": (lambda n: DeltaConfig(), 1),
     "dynamic_span": (lambda n: DynamicSpanConfig(max_span=100, initial=0.0), 1),
+    "gated_delta": (lambda n: GatedDeltaConfig(), 1),
+    "gla": (lambda n: GLAConfig(), 1),
+    "linear": (lambda n: LinearAttentionConfig(), 1),
     "linformer": (lambda n: LinformerConfig(max_length=n, k=64, backend="tiled"), 1),
     "lsh": (lambda n: LSHConfig(rounds=2, buckets=32, window=64), 1),
     "memory_compressed": (lambda n: MemoryCompressedConfig(backend="tiled"), 2),
     "performer": (lambda n: PerformerConfig(features=32), 1),
+    "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
     "sinkhorn": (lambda n: SinkhornConfig(block_size=side(n), max_length=n), 1.5),
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
     "sort_cut": (lambda n: SortCutConfig(block_size=64, max_length=n), 1),
+    "ssd": (lambda n: SSDConfig(), 1),
 }
 """For n tokens, and the exponent."""
 

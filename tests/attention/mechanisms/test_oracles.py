@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import naive_mechanisms as naive
+import naive_recurrences as recurrent
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from polyformer.attention.mechanisms import (
     SVDConfig,
 )
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 
@@ -47,6 +49,8 @@ class Head:
     allowed: Mask
     documents: list[list[int]]
     causal: bool
+    gates: dict[str, Array]
+    heads: list["Head"]  # all heads of the row, for a norm over them
 
     @property
     def qkv(self) -> tuple[Array, Array, Array, Mask]:
@@ -148,6 +152,61 @@ def sinkhorn(config: Any, head: Head) -> Array:
     return naive.sinkhorn(*head.qkv, own, config, head.documents, head.causal)
 
 
+def linear(config: Any, head: Head) -> Array:
+    phi = lambda x: np.where(x > 0, x + 1, np.exp(x))  # noqa: E731 - elu(x) + 1
+    values = np.concatenate([head.v, np.ones((len(head.v), 1))], 1)
+    y = recurrent.scan(phi(head.q), phi(head.k), values, head.documents, head.causal)
+    return y[:, :-1] / np.maximum(y[:, -1:], 1e-300)
+
+
+def own_gate(head: Head, name: str) -> Array:
+    """The channels of a gate [T, C] that belong to the head."""
+    return np.split(head.gates[name], HEADS, 1)[head.number]
+
+
+def convolved(config: Any, head: Head) -> list[Array]:
+    if config.short_convolution is None:
+        return [head.q, head.k, head.v]
+    taps = array(head.module.taps)[:, :, head.number]
+    tables = enumerate((head.q, head.k, head.v))
+    return [recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in tables]
+
+
+def recurrence(config: Any, head: Head) -> Array:
+    """The scan of a member's keys, values and gates, with the norm and the gate of its output."""
+    module, number = head.module, head.number
+    q, k, v = convolved(config, head)
+    decay = erase = None
+    if "erase" in head.gates:
+        erase = recurrent.sigmoid(own_gate(head, "erase")) * (2 if getattr(config, "reflect", False) else 1)
+        q, k, v = recurrent.unit(q), recurrent.unit(k), v * erase
+    if config.kind == "retention":
+        decay = np.full((len(q), 1), np.log(1 - 2.0 ** (-5 - number)))
+    elif config.kind == "gla":
+        w, b = (np.split(array(x), HEADS)[number] for x in (module.decay.weight, module.decay.bias))
+        decay = np.log(recurrent.sigmoid(head.gates["low_rank"] @ w.T + b)) / config.temperature
+    elif config.kind == "gated_delta":
+        rate, bias = (array(x)[number] for x in (module.log_rate, module.bias))
+        decay = -np.exp(rate) * recurrent.softplus(own_gate(head, "decay") + bias)
+    y = recurrent.scan(q * WIDTH**-0.5, k, v, head.documents, head.causal, decay, erase)
+    y = recurrent.rms_norm(y, array(module.norm.weight))
+    return y * recurrent.silu(own_gate(head, "output")) if config.output_gate else y
+
+
+def ssd(config: Any, head: Head) -> Array:
+    """The norm is over the channels of all heads."""
+    outputs = []
+    for each in head.heads:
+        q, k, v = convolved(config, each)
+        parameters = each.module.log_rate, each.module.bias, each.module.residual
+        rate, bias, residual = (array(x)[each.number] for x in parameters)
+        step = recurrent.softplus(own_gate(each, "step") + bias)
+        y = recurrent.scan(q, k, v * step, each.documents, each.causal, -np.exp(rate) * step) + residual * v
+        outputs.append(y * recurrent.silu(own_gate(each, "output")))
+    size = np.mean(np.square(outputs), (0, 2))[:, None] + 1e-5
+    return outputs[head.number] / np.sqrt(size) * array(head.module.norm.weight)
+
+
 def alternate(config: Any, head: Head) -> Array:
     """Outside a stack there is one layer, the first."""
     first = config.for_layer(0)
@@ -157,16 +216,22 @@ def alternate(config: Any, head: Head) -> Array:
 ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "adaptive_span": adaptive_span,
     "alternate": alternate,
+    "delta": recurrence,
     "dynamic_span": dynamic_span,
+    "gated_delta": recurrence,
+    "gla": recurrence,
+    "linear": linear,
     "linformer": linformer,
     "lsh": lsh,
     "memory_compressed": memory_compressed,
     "performer": performer,
+    "retention": recurrence,
     "rfa": rfa,
     "routing": routing,
     "sinkhorn": sinkhorn,
     "softmax": softmax,
     "sort_cut": sinkhorn,
+    "ssd": ssd,
     "svd": svd,
 }
 """The equation of every kind of mechanism in the package."""
@@ -246,13 +311,19 @@ def test_a_mechanism_is_its_equation(config: MechanismConfig, plain: bool):
     module = away_from_initial_values(form.build(HEADS, WIDTH))
     q, k, v = (torch.randn(ROWS, HEADS, LENGTH, WIDTH, dtype=torch.float64) for _ in range(3))
     k = q if config.shares_queries else k
+    sizes = config.gate_sizes(HEADS, WIDTH) if isinstance(config, RecurrenceConfig) else {}
+    gates = [torch.randn(ROWS, LENGTH, sum(sizes.values()), dtype=torch.float64)] if sizes else []
     for context in contexts(config):
-        y = array(module(q, k, v, context, None, None)[0])
+        y = array(module(q, k, v, context, None, None, *gates)[0])
         for row in range(ROWS):
             mask, documents = allowed(context, row)
+            table = dict(zip(sizes, gates[0][row].split(list(sizes.values()), 1))) if gates else {}
+            own = {name: array(x) for name, x in table.items()}
+            heads: list[Head] = []
             for number in range(HEADS):
                 rows = (array(x[row, number]) for x in (q, k, v))
-                head = Head(module, number, *rows, mask, documents, context.causal)
+                heads.append(Head(module, number, *rows, mask, documents, context.causal, own, heads))
+            for number, head in enumerate(heads):
                 expected = ORACLES[config.kind](config, head)
                 real = head.real
                 np.testing.assert_allclose(

@@ -9,6 +9,12 @@ from polyformer.attention.mechanisms.linear.rfa import RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
 from polyformer.attention.mechanisms.lsh import LSHConfig
 from polyformer.attention.mechanisms.memory_compressed import MemoryCompressedConfig
+from polyformer.attention.mechanisms.recurrence.delta import DeltaConfig
+from polyformer.attention.mechanisms.recurrence.gated_delta import GatedDeltaConfig
+from polyformer.attention.mechanisms.recurrence.gla import GLAConfig
+from polyformer.attention.mechanisms.recurrence.linear import LinearAttentionConfig
+from polyformer.attention.mechanisms.recurrence.retention import RetentionConfig
+from polyformer.attention.mechanisms.recurrence.ssd import SSDConfig
 from polyformer.attention.mechanisms.routing import RoutingConfig
 from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
@@ -18,15 +24,21 @@ from polyformer.core.registry import import_modules
 __all__ = [
     "AdaptiveSpanConfig",
     "AlternateConfig",
+    "DeltaConfig",
     "DynamicSpanConfig",
+    "GLAConfig",
+    "GatedDeltaConfig",
     "LSHConfig",
+    "LinearAttentionConfig",
     "LinformerConfig",
     "Mechanism",
     "MechanismConfig",
     "MemoryCompressedConfig",
     "PerformerConfig",
     "RFAConfig",
+    "RetentionConfig",
     "RoutingConfig",
+    "SSDConfig",
     "SVDConfig",
     "ScoreTerms",
     "SinkhornConfig",

@@ -1,0 +1,218 @@
+"""Recurrences over a matrix-valued state, token by token and in chunks.
+
+    S_t = exp(g_t) S_(t-1) - b_t k_t (k_t^T exp(g_t) S_(t-1)) + k_t v_t^T        y_t = S_t^T q_t
+
+S [D, Dv] maps keys to values. exp(g_t) scales it by a number, or every row by its own; b_t erases the value
+that is stored at key k_t (the delta rule). A token that starts a document reads and keeps nothing of earlier
+ones.
+
+In a chunk after the state S, with F_i the sum of g up to token i of the chunk, token i writes a value u_i:
+
+    S_i = exp(F_i) S + sum_(j <= i) exp(F_i - F_j) k_j u_j^T
+    u_i + b_i sum_(j < i) (k_i . exp(F_i - F_j) k_j) u_j = v_i - b_i (exp(F_i) k_i)^T S
+
+This is a triangular system (the WY form of products of Householder matrices); without b, u_i = v_i. Outputs
+and the next state follow from it by matrix products, so only the state passes from chunk to chunk. All
+exponents are at most 0, so decays never overflow. A chunk of all tokens is the parallel form.
+
+Yang et al. 2024 (GLA), section 4; Yang et al. 2024 (DeltaNet), section 3.2; Yang et al. 2025 (Gated
+DeltaNet), section 3.3. Cost per token and head: 2 D Dv products, C (D + Dv) in a chunk of C tokens, and as
+many again for the triangular system with b.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 32
+"""Tokens of a chunk, a power of 2. With 64 the pairs and their triangular system cost twice as much."""
+
+SEGMENT = 512
+"""Tokens of the chunks that a CPU computes together: their tables fit a core's cache."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanInputs:
+    """The tokens of a recurrence. H heads share no state.
+
+    Args:
+        q, k: [B, H, T, D].
+        v: [B, H, T, Dv].
+        decay: g, [B, H, T, 1] for a number per head or [B, H, T, D]; None for no decay.
+        erase: b, [B, H, T, 1]; None if nothing is erased.
+        starts: [B, T], whether a token starts a document; None for a single document.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None = None
+    erase: Tensor | None = None
+    starts: Tensor | None = None
+
+    def reversed(self) -> "ScanInputs":
+        """Return the tokens in the opposite order: a document starts at its last token."""
+        starts = self.starts
+        if starts is not None:
+            # The token after the last token of a document starts the next document.
+            starts = F.pad(starts[:, 1:], (0, 1), value=True).flip(1)
+        tokens = {name: x.flip(2) for name, x in self._tokens().items()}
+        return dataclasses.replace(self, **tokens, starts=starts)
+
+    def split(self, length: int) -> "list[ScanInputs]":
+        """Return runs of at most `length` tokens."""
+        tokens = {name: x.split(length, 2) for name, x in self._tokens().items()}
+        if self.starts is not None:
+            tokens["starts"] = self.starts.split(length, 1)
+        count = len(tokens["q"])
+        return [
+            dataclasses.replace(self, **{name: x[run] for name, x in tokens.items()}) for run in range(count)
+        ]
+
+    def padded(self, count: int) -> "ScanInputs":
+        """Return the tokens with `count` more at the end that write and erase nothing."""
+        if not count:
+            return self
+        tokens = {name: F.pad(x, (0, 0, 0, count)) for name, x in self._tokens().items()}
+        starts = None if self.starts is None else F.pad(self.starts, (0, count))
+        return dataclasses.replace(self, **tokens, starts=starts)
+
+    def _tokens(self) -> dict[str, Tensor]:
+        """Return the tables [B, H, T, ...] by name."""
+        names = "q", "k", "v", "decay", "erase"
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+
+def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return y [B, H, T, Dv] and the last state [B, H, D, Dv], token by token: the definition."""
+    outputs = []
+    for t in range(tokens.q.shape[2]):
+        if tokens.starts is not None:
+            state = state * ~tokens.starts[:, t].view(-1, 1, 1, 1)
+        if tokens.decay is not None:
+            state = state * tokens.decay[:, :, t].exp().unsqueeze(-1)
+        k = tokens.k[:, :, t].unsqueeze(-1)
+        value = tokens.v[:, :, t].unsqueeze(-2)
+        if tokens.erase is not None:
+            value = value - tokens.erase[:, :, t].unsqueeze(-1) * (k.mT @ state)
+        state = state + k * value
+        outputs.append(tokens.q[:, :, t].unsqueeze(-2) @ state)
+    return torch.cat(outputs, 2), state
+
+
+def chunked_scan(tokens: ScanInputs, state: Tensor, size: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Return the same as `recurrence`, in chunks of `size` tokens, a power of 2."""
+    length = tokens.q.shape[2]
+    if length == 1:
+        return recurrence(tokens, state)
+    outputs = []
+    for segment in tokens.split(max(size, SEGMENT)) if tokens.q.is_cpu else [tokens]:
+        # Few tokens need no more than the next power of 2.
+        count = segment.q.shape[2]
+        short = min(size, 1 << (count - 1).bit_length())
+        chunks = Chunks.of(segment.padded(-count % short), short)
+        parts = []
+        for chunk in chunks.each():
+            # u = v - erased S; y = q S + pairs u; S' = kept S + k^T u
+            value = chunk.value if chunk.erased is None else chunk.value - chunk.erased @ state
+            parts.append(chunk.query @ state + chunk.pairs @ value)
+            state = chunk.key.mT @ value + (state if chunk.kept is None else chunk.kept * state)
+        outputs.append(torch.cat(parts, 2)[:, :, :count])
+    return torch.cat(outputs, 2), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """All n chunks of C tokens, before the state is known: [B, H, n, C, ...].
+
+    Args:
+        query: the queries that read the state before their chunk, [.., C, D].
+        pairs: the weights of the values in the chunk, [.., C, C].
+        key: the keys of the values in the state after the chunk, [.., C, D].
+        value: v, or the solution of the triangular system for an empty state, [.., C, Dv].
+        erased: what the values lose for each key of the state, [.., C, D]; None without `erase`.
+        kept: what the chunk leaves of the state before it, [.., D or 1, 1]; None for all.
+    """
+
+    query: Tensor
+    pairs: Tensor
+    key: Tensor
+    value: Tensor
+    erased: Tensor | None
+    kept: Tensor | None
+
+    @staticmethod
+    def of(tokens: ScanInputs, size: int) -> "Chunks":
+        """Return the chunks of T tokens, T a multiple of `size`."""
+        q, k, v = (x.unflatten(2, (-1, size)) for x in (tokens.q, tokens.k, tokens.v))
+        decay, erase = (
+            None if x is None else x.unflatten(2, (-1, size)) for x in (tokens.decay, tokens.erase)
+        )
+        sums = None if decay is None else decay.cumsum(3)
+        allowed = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        first = last = None
+        if tokens.starts is not None:
+            # Documents of a chunk, counted from 0, the document of the token before the chunk.
+            document = tokens.starts.unflatten(1, (-1, size)).long().cumsum(2)[:, None, :, :, None]
+            allowed = allowed & (document == document.mT)
+            first, last = document == 0, document == document[:, :, :, -1:]
+        query, before, key, kept = q, k, k, None
+        if sums is not None:
+            from_state, total = sums.exp(), sums[:, :, :, -1:]
+            query, before, key = q * from_state, k * from_state, k * (total - sums).exp()
+            kept = total.exp().mT
+        if first is not None and last is not None:
+            query, before, key = query * first, before * first, key * last
+            kept = first[:, :, :, -1:] * (1.0 if kept is None else kept)
+        pairs = decayed_products(q, k, sums, allowed)
+        erased = None
+        if erase is not None:
+            # u + A u = v - b before S, with A strictly lower triangular: the diagonal is not read.
+            system = erase * decayed_products(k, k, sums, allowed).tril(-1)
+            unit = torch.eye(size, dtype=k.dtype, device=k.device).expand_as(system)
+            inverse = torch.linalg.solve_triangular(system, unit, upper=False, unitriangular=True)
+            v, erased = inverse @ v, inverse @ (erase * before)
+        return Chunks(query, pairs, key, v, erased, kept)
+
+    def each(self) -> "Iterator[Chunks]":
+        """Yield the tables of every chunk in turn, [B, H, C, ...]."""
+        tables = {name: x.unbind(2) for name, x in vars(self).items() if x is not None}
+        for chunk in range(self.query.shape[2]):
+            yield dataclasses.replace(self, **{name: x[chunk] for name, x in tables.items()})
+
+
+def decayed_products(a: Tensor, b: Tensor, sums: Tensor | None, allowed: Tensor) -> Tensor:
+    """Return sum_d a_id b_jd exp(F_id - F_jd) [.., C, C] for allowed pairs, 0 elsewhere.
+
+    a, b: [.., C, D]. sums: F, [.., C, 1 or D]; None for zeros. allowed: [.., C, C], only j <= i.
+    """
+    if sums is None:
+        return (a @ b.mT).masked_fill(~allowed, 0)
+    if sums.shape[-1] == 1:
+        # Masked before the exponential, which may overflow for later keys.
+        return a @ b.mT * (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
+    return products_by_halves(a, b, sums).masked_fill(~allowed, 0)
+
+
+def products_by_halves(a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
+    """Return sum_d a_id b_jd exp(F_id - F_jd) [.., C, C] for j <= i and 0 for later j; C a power of 2.
+
+    The later half of a block meets the earlier half in a product of matrices, a_i exp(F_i - F_m) times
+    b_j exp(F_m - F_j) with m the last token of the earlier half: no exponent is above 0. Blocks double from
+    single tokens to the chunk.
+    """
+    blocks = (a * b).sum(-1)[..., None, None]  # [.., C / s, s, s] for blocks of s tokens
+    half = 1
+    while half < a.shape[-2]:
+        later, earlier, gaps = (x.unflatten(-2, (-1, 2, half)) for x in (a, b, sums))
+        middle = gaps[..., 0, -1:, :]
+        queries = later[..., 1, :, :] * (gaps[..., 1, :, :] - middle).exp()
+        keys = earlier[..., 0, :, :] * (middle - gaps[..., 0, :, :]).exp()
+        across = queries @ keys.mT
+        first, second = blocks[..., ::2, :, :], blocks[..., 1::2, :, :]
+        rows = torch.cat([first, torch.zeros_like(first)], -1), torch.cat([across, second], -1)
+        blocks, half = torch.cat(rows, -2), 2 * half
+    return blocks.squeeze(-3)

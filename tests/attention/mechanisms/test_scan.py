@@ -1,0 +1,66 @@
+"""The scan in chunks against its recurrence: outputs, states and gradients, for every kind of gate."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
+
+ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(ROWS, HEADS, *shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("channels", [0, 1, WIDTH])
+@pytest.mark.parametrize("erases", [False, True], ids=["", "erase"])
+def test_chunks_of_any_size_are_the_recurrence(packed: bool, channels: int, erases: bool):
+    """A decay per head, per channel or none, and the delta rule, with documents, after a state."""
+    torch.manual_seed(0)
+    q, k, v, state = leaf(LENGTH, WIDTH), leaf(LENGTH, WIDTH), leaf(LENGTH, VALUES), leaf(WIDTH, VALUES)
+    decay, erase = (leaf(LENGTH, channels) if channels else None), (leaf(LENGTH, 1) if erases else None)
+    unit = k / k.norm(dim=-1, keepdim=True)
+    rates = None if decay is None else -decay.exp(), None if erase is None else 2 * erase.sigmoid()
+    starts = torch.rand(ROWS, LENGTH) < 0.15 if packed else None
+    tokens = ScanInputs(q, unit, v, *rates, starts)
+    leaves = [x for x in (q, k, v, state, decay, erase) if x is not None]
+
+    def results(y: Tensor, last: Tensor) -> list[Tensor]:
+        weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        slopes = torch.autograd.grad((y * weight).sum() + last.square().sum(), leaves, retain_graph=True)
+        return [y, last, *slopes]
+
+    expected = results(*recurrence(tokens, state))
+    for size in (1, 4, 64):  # 64: a single chunk, the parallel form
+        torch.testing.assert_close(
+            results(*chunked_scan(tokens, state, size)), expected, rtol=1e-10, atol=1e-10
+        )
+
+
+@pytest.mark.parametrize("channels", [1, WIDTH])
+def test_strong_decays_neither_overflow_nor_lose_gradients(channels: int):
+    """A token that clears the state: exp(F_i - F_j) of a later key would be infinite."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(1, 1, 40, WIDTH, requires_grad=True) for _ in range(3))
+    decay = torch.full((1, 1, 40, channels), -0.01).index_fill(2, torch.tensor([11, 12, 29]), -1e4)
+    y, state = chunked_scan(ScanInputs(q, k, v, decay.requires_grad_()), torch.ones(1, 1, WIDTH, WIDTH))
+    (y.sum() + state.sum()).backward()
+    # Cleared twice in a row, token 12 sees only itself.
+    expected = (q * k).sum(-1, keepdim=True) * v
+    torch.testing.assert_close(y[:, :, 12], expected[:, :, 12])
+    for x, name in itertools.zip_longest((q, k, v, decay), ("q", "k", "v", "decay")):
+        assert x.grad is not None, name
+        assert x.grad.isfinite().all(), name
+
+
+def test_a_segment_is_longer_than_the_cache_of_a_chunk():
+    """Several segments, the last of them short, in float32."""
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(1, 2, 1100, 8) for _ in range(3))
+    tokens = ScanInputs(q, k / k.norm(dim=-1, keepdim=True), v, erase=torch.rand(1, 2, 1100, 1))
+    actual, expected = (run(tokens, torch.zeros(1, 2, 8, 8)) for run in (chunked_scan, recurrence))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
