@@ -7,19 +7,14 @@ vectors), speed and memory, and with --recall whether they find numbers hidden i
 loss exceeds --tolerance, the exit status is 1; the model is still written.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from polyformer.cli.commands.options import argument, option
 from polyformer.core.errors import InputError
 from polyformer.core.paths import checked_path
-from polyformer.core.ranges import NonNegativeFloat, PositiveInt
-
-if TYPE_CHECKING:
-    from polyformer.models.architectures import Transformer
-
+from polyformer.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 EXAMPLES = """examples:
   polyformer convert bert-dir bert-polyformer
@@ -34,6 +29,7 @@ EXAMPLES = """examples:
   polyformer convert bert-dir low-rank --attention "linformer(k=128, max_length=512)"
   polyformer convert runs/mine memorizing --memory "memorizing(length=256, store=8192)"
   polyformer convert runs/mine with-exits --depth "exits(layers=[2, 4], alone=true)"
+  polyformer convert smollm2 linear --attention gated_delta --transfer train.txt --tune-tokens 500000
   polyformer convert smollm2 with-exits --depth "exits(layers=[20, 25], translation=linear, rule=shortlist)" \
       --fit train.txt
 """
@@ -79,6 +75,21 @@ class ConvertOptions:
         metavar="TEXT",
     )
     fit_tokens: int = option("with --fit: largest number of tokens to read (default: 32768)", 32_768)
+    transfer: str | None = option(
+        "text on which the new attention learns to return what the old attention returns, layer by layer",
+        metavar="TEXT",
+    )
+    transfer_tokens: PositiveInt = option("with --transfer: tokens to learn from (default: 500000)", 500_000)
+    tune_tokens: NonNegativeInt = option(
+        "with --transfer, for a decoder: then tune all projections by matrices of rank 8 on so many tokens "
+        "of the text (default: 0)",
+        0,
+    )
+    precision: Literal["no", "bf16"] = option(
+        "with --transfer: precision of training; bf16 is faster on a GPU or a CPU with bfloat16 products "
+        "(default: no, which is float32)",
+        "no",
+    )
     weights: Literal["float32", "bfloat16", "int8", "int4", "stored"] | None = option(
         "number format of the weights; int8 takes a quarter of the memory of float32, int4 a sixth; "
         "both generate faster, but cannot be trained; stored keeps the 4-bit numbers of a GGUF file "
@@ -116,6 +127,7 @@ class ConvertOptions:
 def run(options: ConvertOptions) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
     from polyformer.cli.commands.before_after import Evaluation
+    from polyformer.cli.commands.convert_training import Training, fit, learn_attention
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
@@ -125,6 +137,9 @@ def run(options: ConvertOptions) -> None:
     out = checked_path(options.out)
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{options.out}: the directory is not empty; choose another one")
+    training = Training(options.transfer_tokens, options.tune_tokens, options.precision)
+    if options.transfer is not None and options.attention is None:
+        raise InputError("--transfer: requires --attention, the attention that learns")
     changes = options.attention, options.cross_attention, options.max_positions, options.extension
     changed = any(changes) or options.global_projections or options.memory or options.depth or options.fit
     # Rounding comes last: new parameters are computed from weights that are not yet rounded.
@@ -149,6 +164,8 @@ def run(options: ConvertOptions) -> None:
         print(report)
     if options.fit is not None:
         fit(model, options.folder, options.fit, options.fit_tokens)
+    if options.transfer is not None:
+        model = learn_attention(before, model, options.folder, options.transfer, training)
     if options.weights is not None:
         model = with_weights(model, options.weights)
     _save(model, Path(options.out), options.format)
@@ -176,32 +193,3 @@ def _save(model: Any, folder: Path, format: str) -> None:
     wrap(model).save_pretrained(folder)
     if isinstance(model.config, ModelConfig):
         write_modules(model.config, folder)
-
-
-FIT_LENGTH = 256
-"""Tokens per row of the text that exits are fitted to."""
-
-
-def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
-    """Fit the exits of `model` to a text in place, with the tokenizer in `folder`; print the errors left."""
-    from polyformer.applications.exits.fitting import fit_exits, fittable_exits
-    from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
-    from polyformer.data import DataConfig
-    from polyformer.data.tokenizer_loading import load_tokenizer
-
-    fittable_exits(model)
-    if tokens < 2 * FIT_LENGTH:
-        raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {tokens}")
-    source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
-    rows = token_rows(source, "text", FIT_LENGTH, tokens // FIT_LENGTH)
-
-    def show(read: int) -> None:
-        print(f"\r{read:,} of {len(rows) * FIT_LENGTH:,} tokens", end="", file=sys.stderr, flush=True)
-
-    fitted = fit_exits(model, rows, show)
-    print(file=sys.stderr)
-    for exit in fitted:
-        print(
-            f"exit after layer {exit.layer}: divergence from the last layer on held-out rows "
-            f"{exit.divergence:.3f} nats, before the fit {exit.before:.3f} (ridge {exit.ridge:g})"
-        )

@@ -38,8 +38,8 @@ from polyformer.core.state import State
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrenceConfig(MechanismConfig):
-    """Options of all members. `short_convolution`: tokens that the short convolutions of q, k and v read; null for
-    none.
+    """Options of all members. `short_convolution`: tokens that the short convolutions of q, k and v read;
+    null for none.
 
     Class attributes: `gates`, the names of gates with a number per head; `output_gate`, whether z exists;
     `output_norm`, whether heads are normed.
