@@ -22,13 +22,26 @@ def weighted_mean(scores: Array, values: Array, factors: Array | None = None) ->
     return weights @ values / weights.sum() if weights.sum() > 0 else np.zeros(values.shape[1])
 
 
-def softmax(q: Array, k: Array, v: Array, allowed: Mask, scale: float | None = None) -> Array:
-    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j."""
+def softmax(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    scale: float | None = None,
+    cap: float | None = None,
+    sink: float | None = None,
+) -> Array:
+    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j, with limited scores, and a key `sink` of value 0."""
     scale = 1 / np.sqrt(q.shape[1]) if scale is None else scale
     y = np.zeros((len(q), v.shape[1]))
     for i in range(len(q)):
         keys = np.flatnonzero(allowed[i])
-        y[i] = weighted_mean(k[keys] @ q[i] * scale, v[keys])
+        scores, values = k[keys] @ q[i] * scale, v[keys]
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        if sink is not None:
+            scores, values = np.append(scores, sink), np.vstack([values, np.zeros(v.shape[1])])
+        y[i] = weighted_mean(scores, values)
     return y
 
 

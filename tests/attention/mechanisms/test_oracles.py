@@ -66,7 +66,8 @@ def softmax(config: Any, head: Head) -> Array:
     if config.pattern is not None:
         assert config.pattern == Window(WINDOW), "the equation of other patterns is their own tests'"
         allowed = naive.windowed(allowed, WINDOW, WINDOW)
-    return naive.softmax(head.q, head.k, head.v, allowed, config.scale)
+    sink = None if head.module.sink is None else float(array(head.module.sink)[head.number])
+    return naive.softmax(head.q, head.k, head.v, allowed, config.scale, config.soft_cap, sink)
 
 
 def adaptive_span(config: Any, head: Head) -> Array:

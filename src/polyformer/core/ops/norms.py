@@ -89,7 +89,8 @@ class RMSNorm(nn.RMSNorm):
             width, length = x.shape[-1], torch.linalg.vector_norm(x, 2, -1, True)
             rms = torch.hypot(length, x.new_full((), (width * self.eps) ** 0.5)).mul_(width**-0.5)
             return (x / rms).mul_(self.weight)
-        return super().forward(x)
+        # torch warns of half precision with a weight in float32, as under autocast.
+        return super().forward(x.to(torch.promote_types(x.dtype, self.weight.dtype)))
 
     def _is_plain(self, x: Tensor) -> bool:
         """Return whether the step-by-step definition is faster: in float32 on a CPU, outside autograd."""

@@ -146,7 +146,7 @@ def convert_config(
     if isinstance(attention, Pattern):
         mechanism = with_pattern(mechanism, attention)
     elif attention is not None:
-        mechanism = with_scale(attention, mechanism)
+        mechanism = with_score_options(attention, mechanism)
     # Global projections stay only while a pattern marks tokens.
     inner = dataclasses.replace(
         stack.attention,
@@ -289,13 +289,15 @@ def with_pattern(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfi
     return SoftmaxConfig(pattern=pattern)
 
 
-def with_scale(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
-    """Return `mechanism` with the scale of the `old` mechanism if it has no scale."""
+def with_score_options(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
+    """Return `mechanism` with the scale of the `old` mechanism, its soft cap and its sink, if it has none."""
     if isinstance(mechanism, AlternateConfig):
-        return AlternateConfig(mechanisms=tuple(with_scale(layer, old) for layer in mechanism.mechanisms))
-    if isinstance(mechanism, SoftmaxConfig) and mechanism.scale is None and isinstance(old, SoftmaxConfig):
-        return dataclasses.replace(mechanism, scale=old.scale)
-    return mechanism
+        layers = tuple(with_score_options(layer, old) for layer in mechanism.mechanisms)
+        return AlternateConfig(mechanisms=layers)
+    if not isinstance(mechanism, SoftmaxConfig) or not isinstance(old, SoftmaxConfig):
+        return mechanism
+    missing = [name for name in ("scale", "soft_cap", "sink") if not getattr(mechanism, name)]
+    return dataclasses.replace(mechanism, **{name: getattr(old, name) for name in missing})
 
 
 @torch.no_grad()
