@@ -29,6 +29,7 @@ from polyformer.models.checkpoints import FAMILIES, convert, from_transformers
 LENGTH, LONGER = 12, 47
 DENSE: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
+    "gemma3_text": {"sliding_window": 40},
     "gpt_neo": {"window_size": 40},
     "longformer": {"attention_window": [40, 40]},
     "mistral": {"sliding_window": 40},
