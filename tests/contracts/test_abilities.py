@@ -97,7 +97,9 @@ def use_memory(part: MechanismConfig) -> None:
 
 
 REFUSALS = {
+    "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},
+    "forgetting": {"supports_context_parallel"},
     "linformer": {
         "causal",
         "supports_packing",

@@ -16,6 +16,7 @@ from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
     DynamicSpanConfig,
+    ForgettingConfig,
     SoftmaxConfig,
     SVDConfig,
 )
@@ -43,12 +44,14 @@ COVERING: dict[str, MechanismConfig] = {
     "softmax": SoftmaxConfig(pattern=Window(LENGTH)),
     "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
     "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
+    "forgetting": ForgettingConfig(gate_bias=90.0),
     "svd": SVDConfig(rank=LENGTH),
     "alternate": AlternateConfig(
         mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
     ),
 }
 OTHERS = {
+    "differential": "its output is normalized",
     "linformer": "its projections are new",
     "lsh": "its keys are its queries",
     "memory_compressed": "its kernels are new",

@@ -30,7 +30,7 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 
-ROWS, HEADS, WIDTH, LENGTH = 2, 3, 4, 13
+ROWS, HEADS, WIDTH, LENGTH = 2, 4, 4, 13
 WINDOW = 3
 
 
@@ -47,6 +47,7 @@ class Head:
     allowed: Mask
     documents: list[list[int]]
     causal: bool
+    others: tuple[Array, Array, Array]  # q, k, v [H, T, D] of all heads
 
     @property
     def qkv(self) -> tuple[Array, Array, Array, Mask]:
@@ -68,6 +69,21 @@ def softmax(config: Any, head: Head) -> Array:
         allowed = naive.windowed(allowed, WINDOW, WINDOW)
     sink = None if head.module.sink is None else float(array(head.module.sink)[head.number])
     return naive.softmax(head.q, head.k, head.v, allowed, config.scale, config.soft_cap, sink)
+
+
+def differential(config: Any, head: Head) -> Array:
+    """Half of the output of a pair of heads."""
+    half, (q, k, v) = HEADS // 2, head.others
+    pair = head.number % half, head.number % half + half
+    values = np.concatenate([v[number] for number in pair], 1)
+    y = naive.differential([(q[number], k[number]) for number in pair], values, head.allowed, head.module)
+    return y[:, :WIDTH] if head.number < half else y[:, WIDTH:]
+
+
+def forgetting(config: Any, head: Head) -> Array:
+    vector, bias = (array(x)[head.number] for x in (head.module.gate_vector, head.module.gate_bias))
+    gates = 1 / (1 + np.exp(-(head.k @ vector + bias)))
+    return naive.forgetting(*head.qkv, gates, head.real)
 
 
 def adaptive_span(config: Any, head: Head) -> Array:
@@ -158,7 +174,9 @@ def alternate(config: Any, head: Head) -> Array:
 ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "adaptive_span": adaptive_span,
     "alternate": alternate,
+    "differential": differential,
     "dynamic_span": dynamic_span,
+    "forgetting": forgetting,
     "linformer": linformer,
     "lsh": lsh,
     "memory_compressed": memory_compressed,
@@ -253,7 +271,8 @@ def test_a_mechanism_is_its_equation(config: MechanismConfig, plain: bool):
             mask, documents = allowed(context, row)
             for number in range(HEADS):
                 rows = (array(x[row, number]) for x in (q, k, v))
-                head = Head(module, number, *rows, mask, documents, context.causal)
+                others = array(q[row]), array(k[row]), array(v[row])
+                head = Head(module, number, *rows, mask, documents, context.causal, others)
                 expected = ORACLES[config.kind](config, head)
                 real = head.real
                 np.testing.assert_allclose(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms import LSHConfig, SoftmaxConfig
+from polyformer.attention.mechanisms import DifferentialConfig, LSHConfig, SoftmaxConfig
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.errors import InputError
@@ -118,6 +118,10 @@ def test_another_sequence_is_read_without_a_pattern():
         (
             {"qk_norm": RMSNormConfig(), "mechanism": LSHConfig()},
             "qk_norm: keys of 'lsh' are its queries, expected null, got 'rms'",
+        ),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "mechanism": DifferentialConfig()},
+            "num_key_value_heads: 'differential' needs a multiple of 2, got 3",
         ),
     ],
 )

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.int8_pairs import attend_to_integers
-from polyformer.attention.functional.parts import RotatedPart, attend_parts
-from polyformer.attention.functional.score_options import attend_with_sink, soft_cap
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
-from polyformer.attention.patterns.base import Pattern, ScoreMod
-from polyformer.attention.patterns.score_steps import chain_score_mods
+from polyformer.attention.functional.score_options import soft_cap
+from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.cached import CachedAttention
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.int8_cache import Int8Cache, Int8Pairs
-from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.kv_cache import appended
 from polyformer.core.ranges import PositiveFloat, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
@@ -101,7 +100,7 @@ class SoftmaxConfig(MechanismConfig):
         return dataclasses.replace(self, pattern=pattern)
 
 
-class SoftmaxAttention(Mechanism):
+class SoftmaxAttention(CachedAttention):
     """Softmax attention by `attend`, with a KV cache as state."""
 
     def __init__(self, config: SoftmaxConfig, num_heads: int):
@@ -110,18 +109,9 @@ class SoftmaxAttention(Mechanism):
         # A score of 0, as of a query and a key at right angles.
         self.sink = nn.Parameter(torch.zeros(num_heads)) if config.sink else None
 
-    def new_state(self, reserve: int) -> KeyValueCache:
-        return KeyValueCache(reserve=reserve)
-
     def reach(self) -> Reach | None:
         """Return the reach of the pattern."""
         return self.config.reach
-
-    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
-        """Return the cache with the new keys and values appended."""
-        _, _, extended = appended(state, k, v)
-        assert extended is not None
-        return extended
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
@@ -135,26 +125,12 @@ class SoftmaxAttention(Mechanism):
             k, v = integers.dequantized(k.dtype)
         else:
             k, v, state = appended(state, k, v)
-        pattern = self.config.pattern
+        config = self.config
+        pattern, mods = config.pattern, () if config.soft_cap is None else (soft_cap(config.soft_cap),)
         # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
-        parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
-        options: dict[str, Any] = {
-            "score_mod": self._score_mod(None if position is None else position.score_mod(q, k, context)),
-            "relative": None if position is None else position.relative(q, k, context),
-            "context": context,
-            "scale": self.config.scale,
-            "dropout": self.config.dropout if self.training else 0.0,
-            "backend": self.config.backend,
-        }
-        if self.sink is None:
-            return attend_parts(parts, v, pattern, **options), state
-        return attend_with_sink(parts, v, pattern, self.sink, **options), state
-
-    def _score_mod(self, of_position: ScoreMod | None) -> ScoreMod | None:
-        """Return the function of the scores: of positions, and then the soft cap."""
-        cap = self.config.soft_cap
-        return of_position if cap is None else chain_score_mods((of_position, soft_cap(cap)))
+        options: dict[str, Any] = {"pattern": pattern, "mods": mods, "scale": config.scale, "sink": self.sink}
+        return self.attend(q, k, v, context, position, **options), state
 
     def _attend_to_integers(
         self, q: Tensor, integers: Int8Pairs, context: Context, position: PositionTerms

@@ -68,6 +68,10 @@ class AttentionConfig(Config):
                 f"num_key_value_heads: keys of {quote(self.mechanism.kind)} are its queries, "
                 f"expected {heads}, got {self.kv_heads}"
             )
+        for option, count in (("num_attention_heads", heads), ("num_key_value_heads", self.kv_heads)):
+            if count % self.mechanism.head_multiple:
+                kind, multiple = quote(self.mechanism.kind), self.mechanism.head_multiple
+                raise InputError(f"{option}: {kind} needs a multiple of {multiple}, got {count}")
         if self.global_projections:
             check_global(self.mechanism)
         self._check_qk_norm()
