@@ -40,6 +40,7 @@ from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig
 from registered import ONE_EXAMPLE, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
+GROUPED = {"num_key_value_heads": 1, "bias": False, "qk_norm": "rms"}
 SIZES = {
     "num_hidden_layers": 2,
     "hidden_size": 24,
@@ -132,8 +133,7 @@ class Case:
     member: str
     config: ModelConfig
     kind: str = ""
-    number: int = 0
-    """Of the example, counted from 0."""
+    number: int = 0  # of the example, counted from 0
 
     def __str__(self) -> str:
         return self.member if self.member in MODELS else f"{self.shape}-{self.member}"
@@ -293,7 +293,7 @@ def fits(part: Config, shape: str) -> bool:
 
 VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "grouped": lambda base: replaced(
-        base, AttentionConfig, lambda config: dataclasses.replace(config, num_key_value_heads=1, bias=False)
+        base, AttentionConfig, lambda config: AttentionConfig.from_dict(config.to_dict() | GROUPED)
     ),
     "global": lambda base: replaced(
         base,

@@ -101,7 +101,9 @@ REFUSALS = {
         kind: {"supports_score_bias", "supports_recurrence", "supports_context_parallel"}
         for kind in ("delta", "gated_delta", "gla", "linear", "retention", "ssd")
     },
+    "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},
+    "forgetting": {"supports_context_parallel"},
     "linformer": {
         "causal",
         "supports_packing",

@@ -31,8 +31,8 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.mark.parametrize("case", cases("definition"), ids=str)
 def test_model_equals_its_definition(case: Case):
-    """With three heads: mechanisms alone have one and two as well, below."""
-    case = case.with_heads(3)
+    """With three heads, or pairs: mechanisms alone have one and two as well, below."""
+    case = case.with_heads(3 * max(mechanism.head_multiple for mechanism in case.mechanisms))
     batch = case.batch(rows=3, length=13)
     batch["attention_mask"] = torch.ones(3, 13, dtype=torch.long)
     batch["attention_mask"][1, 9:] = 0
@@ -146,6 +146,7 @@ def test_mechanism_equals_its_definition(name: str, config: MechanismConfig):
     """With as many queries as keys and, as they are with a state, with fewer."""
     sizes = [(13, 13), *([(1, 9), (5, 12)] if config.supports_kv_cache else [])]
     for heads, (queries, keys) in itertools.product((1, 3), sizes):
+        heads *= config.head_multiple
         *inputs, weight = tensors(2, heads, 1, queries, keys)
         for context in contexts(2, queries, keys):
             if (context.causal and not config.causal) or (

@@ -82,10 +82,10 @@ def test_what_is_seen_shows(name: str, config: MechanismConfig):
     """No number is made up for a query that sees something not finite, or is not finite itself."""
     context = PLACES["padding"][0]
     torch.manual_seed(5)
-    inputs = [torch.randn(2, 2, LENGTH, 4) for _ in range(3)]
+    inputs = [torch.randn(2, 4, LENGTH, 4) for _ in range(3)]
     inputs[0][0, 0, 3] = math.nan
     inputs[2][1, 1, :8] = math.inf
-    mechanism = config.build(2, 4).eval()
+    mechanism = config.build(4, 4).eval()
     y, _ = mechanism(*inputs, dataclasses.replace(context, memo={}), None, None)
     assert y[0, 0, 3].isnan().all()
     assert y[0, 1].isfinite().all()

@@ -13,6 +13,7 @@ from transformers.loss import loss_utils
 from transformers.models.ctrl import modeling_ctrl
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neo import modeling_gpt_neo
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
@@ -20,8 +21,10 @@ from transformers.models.longformer import modeling_longformer
 from transformers.models.m2m_100 import modeling_m2m_100
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
+from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.xlm import modeling_xlm
@@ -72,8 +75,19 @@ def deberta(patch: Patch) -> None:
 
 
 def llama(patch: Patch) -> None:
-    for module in (modeling_llama, modeling_mistral, modeling_phi3, modeling_qwen2, modeling_rope_utils):
+    for module in (
+        *(modeling_llama, modeling_mistral, modeling_olmo2, modeling_phi3, modeling_qwen2, modeling_qwen3),
+        *(modeling_gemma3, modeling_rope_utils),
+    ):
         patch.setattr(module, "torch", Double())
+
+
+def gemma3(patch: Patch) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self._norm(x) * (1.0 + self.weight)
+
+    llama(patch)
+    patch.setattr(modeling_gemma3.Gemma3RMSNorm, "forward", forward)
 
 
 def longformer(patch: Patch) -> None:
@@ -134,6 +148,7 @@ def xlm(patch: Patch) -> None:
 PATCHES: dict[str, Callable[[Patch], None]] = {
     "deberta": deberta,
     "deberta-v2": deberta,
+    "gemma3_text": gemma3,
     "gpt_neo": lambda patch: patch.setattr(modeling_gpt_neo, "torch", Double()),
     "gptj": lambda patch: patch.setattr(modeling_gptj, "torch", Double()),
     "llama": llama,
@@ -141,8 +156,10 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "m2m_100": m2m_100,
     "mistral": llama,
     "modernbert": modernbert,
+    "olmo2": llama,
     "phi3": llama,
     "qwen2": llama,
+    "qwen3": llama,
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
     "t5": t5,
     "xlm": xlm,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polyformer.core.ops.norms import CenteredRMSNorm
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import Report
 
@@ -20,9 +21,10 @@ def checked(
         same = [item for item in before.values() if item.shape == own[name].shape]
         assert any(torch.equal(item, own[name]) for item in same), f"{name} is said to be copied"
     for name in report.scaled:
-        factor = own[name].norm() / before[name].norm()
-        assert not torch.equal(own[name], before[name])
-        torch.testing.assert_close(own[name], before[name] * factor)
+        centered = isinstance(new.get_submodule(name.rpartition(".")[0]), CenteredRMSNorm)
+        scaled, unscaled = own[name] + centered, before[name] + centered
+        assert not torch.equal(scaled, unscaled)
+        torch.testing.assert_close(scaled, unscaled * (scaled.norm() / unscaled.norm()))
     for name in (*report.extended, *report.cut):
         rows = min(len(before[name]), len(own[name]))
         assert torch.equal(own[name][:rows], before[name][:rows])

@@ -16,6 +16,7 @@ from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
     DynamicSpanConfig,
+    ForgettingConfig,
     SoftmaxConfig,
     SVDConfig,
 )
@@ -29,6 +30,7 @@ from polyformer.models.checkpoints import FAMILIES, convert, from_transformers
 LENGTH, LONGER = 12, 47
 DENSE: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
+    "gemma3_text": {"sliding_window": 40},
     "gpt_neo": {"window_size": 40},
     "longformer": {"attention_window": [40, 40]},
     "mistral": {"sliding_window": 40},
@@ -42,12 +44,14 @@ COVERING: dict[str, MechanismConfig] = {
     "softmax": SoftmaxConfig(pattern=Window(LENGTH)),
     "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
     "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
+    "forgetting": ForgettingConfig(gate_bias=90.0),
     "svd": SVDConfig(rank=LENGTH),
     "alternate": AlternateConfig(
         mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
     ),
 }
 OTHERS = {
+    "differential": "its output is normalized",
     "linformer": "its projections are new",
     "lsh": "its keys are its queries",
     "memory_compressed": "its kernels are new",

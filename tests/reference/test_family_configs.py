@@ -136,6 +136,7 @@ def test_presets_have_the_layers_of_published_configurations():
 LEFT_OUT = {
     "llama": {"decoder.attention.num_key_value_heads", "decoder.attention.head_size"},
     "mistral": {"decoder.attention.head_size"},
+    "olmo2": {"decoder.attention.num_key_value_heads"},
     "phi3": {"decoder.attention.num_key_value_heads"},
 }
 """Defaults that transformers computes of other options, and we where they are used."""

@@ -20,7 +20,10 @@ from polyformer.models.generation import GenerationConfig
 from polyformer.models.generation.config import SpecialIds
 from polyformer.models.generation.hub_format import from_hub
 
-DECODERS = ("ctrl", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "openai-gpt", "phi3", "qwen2")
+DECODERS = (
+    *("ctrl", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "olmo2", "openai-gpt", "phi3"),
+    *("qwen2", "qwen3"),
+)
 SEQUENCES = ("bart", "bigbird_pegasus", "m2m_100", "t5")
 RIGHT = ("bart", "bigbird_pegasus")  # transformers counts positions from the padding on the left
 SPECIAL = {"is_decoder": True, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 0}

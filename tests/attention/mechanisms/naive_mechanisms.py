@@ -22,13 +22,47 @@ def weighted_mean(scores: Array, values: Array, factors: Array | None = None) ->
     return weights @ values / weights.sum() if weights.sum() > 0 else np.zeros(values.shape[1])
 
 
-def softmax(q: Array, k: Array, v: Array, allowed: Mask, scale: float | None = None) -> Array:
-    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j."""
+def softmax(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    scale: float | None = None,
+    cap: float | None = None,
+    sink: float | None = None,
+) -> Array:
+    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j, with limited scores, and a key `sink` of value 0."""
     scale = 1 / np.sqrt(q.shape[1]) if scale is None else scale
     y = np.zeros((len(q), v.shape[1]))
     for i in range(len(q)):
         keys = np.flatnonzero(allowed[i])
-        y[i] = weighted_mean(k[keys] @ q[i] * scale, v[keys])
+        scores, values = k[keys] @ q[i] * scale, v[keys]
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        if sink is not None:
+            scores, values = np.append(scores, sink), np.vstack([values, np.zeros(v.shape[1])])
+        y[i] = weighted_mean(scores, values)
+    return y
+
+
+def differential(maps: list[tuple[Array, Array]], v: Array, allowed: Mask, module: Any) -> Array:
+    """y_i = (1 - l_0) norm(sum_j (p_ij - l p'_ij) v_j), l = exp(a . b) - exp(a' . b') + l_0."""
+    start, (a, b, c, d) = module.config.initial, module.factors.detach().numpy()
+    factor = np.exp(a @ b) - np.exp(c @ d) + start
+    first, second = (softmax(q, k, v, allowed) for q, k in maps)
+    y = first - factor * second
+    rms = np.sqrt((y**2).mean(1, keepdims=True) + 1e-5)
+    return (1 - start) * y / rms * module.norm_weight.detach().numpy()
+
+
+def forgetting(q: Array, k: Array, v: Array, allowed: Mask, gates: Array, real: Mask) -> Array:
+    """y_i = sum_j softmax_j(q_i . k_j / sqrt(D) + log of the gates f_l of real l between j and i) v_j."""
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        between = [[m for m in range(min(i, j) + 1, max(i, j) + 1) if real[m]] for j in keys]
+        faded = np.array([np.log(gates[m]).sum() for m in between])
+        y[i] = weighted_mean(k[keys] @ q[i] / np.sqrt(q.shape[1]) + faded, v[keys])
     return y
 
 

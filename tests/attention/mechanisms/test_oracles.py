@@ -32,7 +32,7 @@ from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 
-ROWS, HEADS, WIDTH, LENGTH = 2, 3, 4, 13
+ROWS, HEADS, WIDTH, LENGTH = 2, 4, 4, 13
 WINDOW = 3
 
 
@@ -50,6 +50,7 @@ class Head:
     documents: list[list[int]]
     causal: bool
     gates: dict[str, Array]
+    others: tuple[Array, Array, Array]  # q, k, v [H, T, D] of all heads
     heads: list["Head"]  # all heads of the row, for a norm over them
 
     @property
@@ -70,7 +71,23 @@ def softmax(config: Any, head: Head) -> Array:
     if config.pattern is not None:
         assert config.pattern == Window(WINDOW), "the equation of other patterns is their own tests'"
         allowed = naive.windowed(allowed, WINDOW, WINDOW)
-    return naive.softmax(head.q, head.k, head.v, allowed, config.scale)
+    sink = None if head.module.sink is None else float(array(head.module.sink)[head.number])
+    return naive.softmax(head.q, head.k, head.v, allowed, config.scale, config.soft_cap, sink)
+
+
+def differential(config: Any, head: Head) -> Array:
+    """Half of the output of a pair of heads."""
+    half, (q, k, v) = HEADS // 2, head.others
+    pair = head.number % half, head.number % half + half
+    values = np.concatenate([v[number] for number in pair], 1)
+    y = naive.differential([(q[number], k[number]) for number in pair], values, head.allowed, head.module)
+    return y[:, :WIDTH] if head.number < half else y[:, WIDTH:]
+
+
+def forgetting(config: Any, head: Head) -> Array:
+    vector, bias = (array(x)[head.number] for x in (head.module.gate_vector, head.module.gate_bias))
+    gates = 1 / (1 + np.exp(-(head.k @ vector + bias)))
+    return naive.forgetting(*head.qkv, gates, head.real)
 
 
 def adaptive_span(config: Any, head: Head) -> Array:
@@ -221,6 +238,8 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "gated_delta": recurrence,
     "gla": recurrence,
     "linear": linear,
+    "differential": differential,
+    "forgetting": forgetting,
     "linformer": linformer,
     "lsh": lsh,
     "memory_compressed": memory_compressed,
@@ -320,9 +339,10 @@ def test_a_mechanism_is_its_equation(config: MechanismConfig, plain: bool):
             table = dict(zip(sizes, gates[0][row].split(list(sizes.values()), 1))) if gates else {}
             own = {name: array(x) for name, x in table.items()}
             heads: list[Head] = []
+            others = array(q[row]), array(k[row]), array(v[row])
             for number in range(HEADS):
                 rows = (array(x[row, number]) for x in (q, k, v))
-                heads.append(Head(module, number, *rows, mask, documents, context.causal, own, heads))
+                heads.append(Head(module, number, *rows, mask, documents, context.causal, own, others, heads))
             for number, head in enumerate(heads):
                 expected = ORACLES[config.kind](config, head)
                 real = head.real

@@ -24,8 +24,8 @@ from attached_models import (
 )
 
 import polyformer
+from polyformer.attention.functional import parts
 from polyformer.attention.patterns import Window
-from polyformer.models.attached import attention
 from polyformer.models.attached.architectures import ARCHITECTURES
 from polyformer.models.attached.mask import Description
 from tolerances import assert_rounded
@@ -43,7 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def dense(self: Description) -> None:
         raise AssertionError("a mask was made of all its entries")
 
-    monkeypatch.setattr(attention, "attend", counted)
+    monkeypatch.setattr(parts, "attend", counted)
     monkeypatch.setattr(Description, "dense", dense)
     return contexts
 

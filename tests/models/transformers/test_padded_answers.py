@@ -11,7 +11,7 @@ from polyformer.models.checkpoints.matching import resolve_prefix
 from polyformer.models.checkpoints.save import find_family, to_hub_tensors
 
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
-FLOAT32 = ("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "t5", "xlm")
+FLOAT32 = ("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "qwen3", "t5", "xlm")
 """Families of which theirs computes parts in float32."""
 
 UNIFORM: dict[str, tuple[str, ...]] = {

@@ -118,7 +118,7 @@ def compare(actual: Any, expected: Any, mask: torch.Tensor | None) -> None:
             )
 
 
-SCALED = "bigbird_pegasus", "m2m_100"
+SCALED = "bigbird_pegasus", "gemma3_text", "m2m_100"
 """Families that multiply token vectors, but not the inputs_embeds that they are given."""
 
 FORMATS = {

@@ -108,6 +108,9 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "mistral": LLAMA | {"sliding_window": 12},  # eager ones give NaN behind a window of padding
     "phi3": LLAMA | {"sliding_window": 12},
+    "olmo2": LLAMA,
+    "qwen3": LLAMA | {"head_dim": 8},
+    "gemma3_text": LLAMA | {"head_dim": 8, "sliding_window": 12},
     "qwen2": LLAMA | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "gpt_neo": {
         "vocab_size": V,
@@ -190,7 +193,7 @@ FIRST_OF_EACH = [
 ]
 """A class of every family and one of every task."""
 
-LABELLED = ("ForSequenceClassification", "ForTokenClassification")
+LABELLED = ("ForSequenceClassification", "TextForSequenceClassification", "ForTokenClassification")
 
 
 def theirs(family: str, task: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.ops.norms import LayerNormConfig
-from polyformer.nn.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig
+from polyformer.nn.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig, SandwichConfig
 
 
 def first(x: Tensor) -> Tensor:
@@ -33,6 +33,18 @@ def pre(x: Tensor, norms: list[torch.nn.Module]) -> Tensor:
     return x
 
 
+def sandwich(x: Tensor, norms: list[torch.nn.Module]) -> Tensor:
+    for before, after, f in zip(norms[:3], norms[3:], (first, second, third)):
+        x = x + after(f(before(x)))
+    return x
+
+
+def reordered(x: Tensor, norms: list[torch.nn.Module]) -> Tensor:
+    for norm, f in zip(norms, (first, second, third)):
+        x = x + norm(f(x))
+    return x
+
+
 def parallel(x: Tensor, norms: list[torch.nn.Module]) -> Tensor:
     n = norms[0](x)
     return x + first(n) + second(n) + third(n)
@@ -40,7 +52,13 @@ def parallel(x: Tensor, norms: list[torch.nn.Module]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("config", "equation", "norms"),
-    [(PostNormConfig(), post, 3), (PreNormConfig(), pre, 3), (ParallelConfig(), parallel, 1)],
+    [
+        (PostNormConfig(), post, 3),
+        (PreNormConfig(), pre, 3),
+        (ParallelConfig(), parallel, 1),
+        (SandwichConfig(), sandwich, 6),
+        (SandwichConfig(input_norm=False), reordered, 3),
+    ],
 )
 def test_the_equation(config: BlockConfig, equation, norms: int):
     torch.manual_seed(0)
@@ -49,13 +67,14 @@ def test_the_equation(config: BlockConfig, equation, norms: int):
         for parameter in block.parameters():
             parameter.normal_()
     x = torch.randn(2, 4, 5, dtype=torch.float64)
-    assert len(block.norms) == norms
-    expected = equation(x, list(block.norms))
+    own = [module for module in block.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(own) == norms
+    expected = equation(x, own)
     torch.testing.assert_close(block(x, [first, second, third]), expected, rtol=1e-12, atol=1e-12)
     assert config.normalizes_output == (config.kind == "post")
 
 
-@pytest.mark.parametrize("config", [PostNormConfig(), PreNormConfig(), ParallelConfig()])
+@pytest.mark.parametrize("config", [PostNormConfig(), PreNormConfig(), ParallelConfig(), SandwichConfig()])
 def test_dropout_is_of_the_sub_layers_output(config: BlockConfig):
     """With everything dropped only the residual stream is left."""
     block = config.build(5, 2, LayerNormConfig(), 0.999999999).train()

@@ -165,6 +165,7 @@ REFUSED = {
         "scheme",
     ),
     "linear": ({"attention": "performer"}, "softmax"),
+    "sink": ({"attention": "softmax(sink=True)"}, "a soft_cap or a sink"),
     "window": ({"attention": "Window(8)"}, "window"),
     "strided": ({"attention": "Strided(8)"}, "pattern"),
     "memory": ({"memory": "recurrent"}, "memory"),

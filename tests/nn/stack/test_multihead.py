@@ -1,15 +1,17 @@
 """Multi-head attention against its equation: projections, heads, groups, another sequence."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms import DifferentialConfig, LSHConfig, SoftmaxConfig
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.errors import InputError
+from polyformer.core.ops.norms import BatchNormConfig, RMSNormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
 
@@ -21,31 +23,49 @@ def new_attention(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAtt
     return config.build(hidden_size).double().eval()
 
 
+def normed(x: Tensor, norm: Any) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight."""
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
 def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool) -> Tensor:
     """Head by head: softmax(x W_q (s W_k)^T / sqrt(D)) s W_v, joined and projected."""
     config, width = module.config, module.head_size
+    assert module.key is not None
     q, k, v = module.query(x), module.key(source), module.value(source)
+    if config.qk_norm_of == "projection":
+        q, k = normed(q, module.query_norm), normed(k, module.key_norm)
     heads = []
     for head in range(config.num_attention_heads):
         mine = slice(head * width, (head + 1) * width)
         group = head // (config.num_attention_heads // config.kv_heads)
         theirs = slice(group * width, (group + 1) * width)
-        scores = q[..., mine] @ k[..., theirs].transpose(1, 2) / math.sqrt(width)
+        own_q, own_k = q[..., mine], k[..., theirs]
+        if config.qk_norm is not None and config.qk_norm_of == "head":
+            own_q, own_k = normed(own_q, module.query_norm), normed(own_k, module.key_norm)
+        scores = own_q @ own_k.transpose(1, 2) / math.sqrt(width)
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., theirs])
     return module.output(torch.cat(heads, -1))
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "groups", "head_size"), [(1, None, None), (3, None, None), (6, 2, None), (3, 1, 5)]
+    ("heads", "groups", "options"),
+    [
+        (1, None, {}),
+        (3, None, {"bias": False}),
+        (6, 2, {"qk_norm": RMSNormConfig(eps=0.1), "qk_norm_of": "projection"}),
+        (3, 1, {"head_size": 5, "qk_norm": RMSNormConfig(eps=0.1)}),
+    ],
+    ids=["single", "no-bias", "norm-of-projection", "norm-of-head"],
 )
-def test_the_equation(heads: int, groups: int | None, head_size: int | None, bias: bool):
-    module = new_attention(
-        AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, head_size=head_size, bias=bias)
-    )
+def test_the_equation(heads: int, groups: int | None, options: dict[str, Any]):
+    module = new_attention(AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, **options))
     torch.manual_seed(1)
+    with torch.no_grad():
+        for norm in filter(None, (module.query_norm, module.key_norm)):
+            norm.get_parameter("weight").normal_()
     x, source = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
     y, state = module(x, Context(5, 5, causal=True), NO_POSITION)
     torch.testing.assert_close(y, equation(module, x, x, causal=True), rtol=1e-12, atol=1e-12)
@@ -91,9 +111,21 @@ def test_another_sequence_is_read_without_a_pattern():
             {"num_attention_heads": 4},
             "num_attention_heads: expected a divisor of hidden_size 6, got 4; or give head_size",
         ),
+        (
+            {"qk_norm": BatchNormConfig()},
+            "qk_norm: expected a norm of each token, such as 'rms', got 'batch'",
+        ),
+        (
+            {"qk_norm": RMSNormConfig(), "mechanism": LSHConfig()},
+            "qk_norm: keys of 'lsh' are its queries, expected null, got 'rms'",
+        ),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "mechanism": DifferentialConfig()},
+            "num_key_value_heads: 'differential' needs a multiple of 2, got 3",
+        ),
     ],
 )
-def test_what_is_wrong_is_named(options: dict[str, int], message: str):
+def test_what_is_wrong_is_named(options: dict[str, Any], message: str):
     with pytest.raises(InputError) as caught:
         AttentionConfig(**options).build(6)
     assert str(caught.value) == message

@@ -162,6 +162,11 @@ def test_every_optimizer_is_predicted() -> None:
         ("gpt2 --mesh tensor=5", "tensor: decoder: num_attention_heads 12 does not divide by tensor 5"),
         ("gpt2 --mesh tensor=2 --model.attention performer", "mechanism 'performer' is not divided by heads"),
         (
+            "gpt2 --mesh tensor=2 --model.attention softmax(sink=true)",
+            "the sinks of softmax attention are not",
+        ),
+        ("gpt2 --mesh tensor=2 --model.attention.qk_norm rms", "qk_norm is not divided by heads"),
+        (
             "gpt2 --mesh context=2 --model.attention lsh",
             "'lsh' cannot run with context parallelism, a sequence spread over",
         ),

@@ -43,6 +43,8 @@ def attend_parts_with_lse(
     parts: Sequence[RotatedPart], v: Tensor, pattern: Pattern | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return `attend_parts`, and the log-sum-exp [B, H, Tq] of the scores of each query."""
+    if len(parts) == 1 and parts[0].pairs is None:
+        return attend(parts[0].q, parts[0].k, v, pattern=pattern, return_lse=True, **options)
     outs, lses, weights = [], [], []
     for q, k, pairs, own in parts:
         allowed = pattern if pairs is None else pairs if pattern is None else pattern & pairs

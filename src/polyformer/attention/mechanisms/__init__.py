@@ -3,7 +3,9 @@
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.differential import DifferentialConfig
 from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
+from polyformer.attention.mechanisms.forgetting import ForgettingConfig
 from polyformer.attention.mechanisms.linear.performer import PerformerConfig
 from polyformer.attention.mechanisms.linear.rfa import RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
@@ -25,7 +27,9 @@ __all__ = [
     "AdaptiveSpanConfig",
     "AlternateConfig",
     "DeltaConfig",
+    "DifferentialConfig",
     "DynamicSpanConfig",
+    "ForgettingConfig",
     "GLAConfig",
     "GatedDeltaConfig",
     "LSHConfig",

@@ -1,23 +1,29 @@
 """Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, dense as in 2017, or sparse.
 
+With a soft cap c the scores are c tanh(s / c), after all terms of positions (Gemma Team 2024, section 2).
+With a sink each head learns the score b of a key without a value (OpenAI 2025, gpt-oss, section 2), so that
+weights may sum to less than 1: p_j = exp(s_j) / (exp(b) + sum_i exp(s_i)).
+
 Cost: 2 Tq Tk (D + Dv) products per head if the pattern is full, otherwise proportional to the keys it allows.
 Vaswani et al. 2017, section 3.2.
 """
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from polyformer.attention.functional.int8_pairs import attend_to_integers
-from polyformer.attention.functional.parts import RotatedPart, attend_parts
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
+from polyformer.attention.functional.score_options import soft_cap
+from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.int8_cache import Int8Cache, Int8Pairs
-from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ranges import Probability
+from polyformer.core.kv_cache import appended
+from polyformer.core.ranges import PositiveFloat, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
@@ -28,12 +34,15 @@ class SoftmaxConfig(MechanismConfig):
     """Softmax attention: queries attend to the keys that a pattern allows.
 
     `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
-    None for all keys.
+    None for all keys. `soft_cap`: the limit of scores, by tanh; None for none. `sink`: whether each head
+    learns the score of a key without a value.
     """
 
     pattern: Pattern | None = None
     dropout: Probability = 0.0  # of attention weights
     scale: float | None = None  # by default 1 / sqrt(D)
+    soft_cap: PositiveFloat | None = None
+    sink: bool = False
     backend: str = "auto"
 
     kind: ClassVar[str] = "softmax"
@@ -54,6 +63,11 @@ class SoftmaxConfig(MechanismConfig):
         """Return the reach of the pattern, None for all keys."""
         return None if self.pattern is None else self.pattern.reach()
 
+    @property
+    def changes_scores(self) -> bool:
+        """Return whether the weights are not the softmax of the scaled products: by a soft cap or a sink."""
+        return self.soft_cap is not None or self.sink
+
     def with_value(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
         pattern = Pattern.parse(value)
@@ -62,8 +76,13 @@ class SoftmaxConfig(MechanismConfig):
         return dataclasses.replace(self, pattern=pattern)
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
-        """Return the module, which has no parameters: `attend` over the pattern."""
-        return SoftmaxAttention(self)
+        """Return the module, which has no parameters but the sink: `attend` over the pattern."""
+        return SoftmaxAttention(self, num_heads)
+
+    @classmethod
+    def examples(cls) -> tuple["SoftmaxConfig", ...]:
+        """Return attention without and with options of the scores."""
+        return cls(), cls(soft_cap=1.5, sink=True)
 
     def for_layer(self, layer: int) -> "SoftmaxConfig":
         """Return the config with the pattern of layer `layer`."""
@@ -77,29 +96,22 @@ class SoftmaxConfig(MechanismConfig):
         return dataclasses.replace(self, pattern=own)
 
     def cross(self, pattern: Pattern | None = None) -> "SoftmaxConfig":
-        """Return the config with a pattern between two sequences, and the same scale."""
+        """Return the config with a pattern between two sequences, and the same options of the scores."""
         return dataclasses.replace(self, pattern=pattern)
 
 
-class SoftmaxAttention(Mechanism):
+class SoftmaxAttention(CachedAttention):
     """Softmax attention by `attend`, with a KV cache as state."""
 
-    def __init__(self, config: SoftmaxConfig):
+    def __init__(self, config: SoftmaxConfig, num_heads: int):
         super().__init__()
         self.config = config
-
-    def new_state(self, reserve: int) -> KeyValueCache:
-        return KeyValueCache(reserve=reserve)
+        # A score of 0, as of a query and a key at right angles.
+        self.sink = nn.Parameter(torch.zeros(num_heads)) if config.sink else None
 
     def reach(self) -> Reach | None:
         """Return the reach of the pattern."""
         return self.config.reach
-
-    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
-        """Return the cache with the new keys and values appended."""
-        _, _, extended = appended(state, k, v)
-        assert extended is not None
-        return extended
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
@@ -113,27 +125,19 @@ class SoftmaxAttention(Mechanism):
             k, v = integers.dequantized(k.dtype)
         else:
             k, v, state = appended(state, k, v)
-        pattern = self.config.pattern
+        config = self.config
+        pattern, mods = config.pattern, () if config.soft_cap is None else (soft_cap(config.soft_cap),)
         # Tables of relative positions are then computed only for distances inside the pattern.
         context = context.within_distances(None if pattern is None else pattern.distance_range())
-        y = attend_parts(
-            (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),),
-            v,
-            pattern,
-            score_mod=None if position is None else position.score_mod(q, k, context),
-            relative=None if position is None else position.relative(q, k, context),
-            context=context,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
-            backend=self.config.backend,
-        )
-        return y, state
+        options: dict[str, Any] = {"pattern": pattern, "mods": mods, "scale": config.scale, "sink": self.sink}
+        return self.attend(q, k, v, context, position, **options), state
 
     def _attend_to_integers(
         self, q: Tensor, integers: Int8Pairs, context: Context, position: PositionTerms
     ) -> Tensor | None:
         """Return the attention of a single query, computed from the integers; None for other calls."""
         config = self.config
-        if config.backend != "auto" or not (position is None or position.is_plain):
+        plain = (position is None or position.is_plain) and not config.changes_scores
+        if config.backend != "auto" or not plain:
             return None
         return attend_to_integers(q, integers, config.pattern, context, config.scale)

@@ -70,14 +70,23 @@ class RMSNormConfig(NormConfig):
     """RMS normalisation: each vector is divided by its root mean square.
 
     x / sqrt(mean(x^2) + eps) * weight.
+
+    `centered`: the weight is stored minus 1, as in Gemma, so that weight decay pulls the factor to 1.
     """
+
+    centered: bool = False
 
     kind: ClassVar[str] = "rms"
     paper: ClassVar[str] = "Zhang and Sennrich 2019, equation 4"
 
+    @classmethod
+    def examples(cls) -> tuple["RMSNormConfig", ...]:
+        """Return norms with both forms of the weight."""
+        return cls(), cls(centered=True)
+
     def build(self, width: int) -> nn.Module:
-        """Return torch's RMS norm, see `RMSNorm`."""
-        return RMSNorm(width, eps=self.eps)
+        """Return torch's RMS norm, see `RMSNorm`, or the form with a centered weight."""
+        return CenteredRMSNorm(width, eps=self.eps) if self.centered else RMSNorm(width, eps=self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -89,7 +98,8 @@ class RMSNorm(nn.RMSNorm):
             width, length = x.shape[-1], torch.linalg.vector_norm(x, 2, -1, True)
             rms = torch.hypot(length, x.new_full((), (width * self.eps) ** 0.5)).mul_(width**-0.5)
             return (x / rms).mul_(self.weight)
-        return super().forward(x)
+        # torch warns of half precision with a weight in float32, as under autocast.
+        return super().forward(x.to(torch.promote_types(x.dtype, self.weight.dtype)))
 
     def _is_plain(self, x: Tensor) -> bool:
         """Return whether the step-by-step definition is faster: in float32 on a CPU, outside autograd."""
@@ -101,6 +111,21 @@ class RMSNorm(nn.RMSNorm):
             and torch._C._get_tracing_state() is None
             and not torch._C._are_functorch_transforms_active()
         )
+
+
+class CenteredRMSNorm(RMSNorm):
+    """RMS norm with the factor 1 + weight, which half precision keeps more exactly than a weight near 1."""
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 0, for a factor of 1."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x / sqrt(mean(x^2) + eps) * (1 + weight), for x [..., width], in at least float32."""
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        factor = 1 + self.weight.to(wide)
+        return F.rms_norm(x.to(wide), self.normalized_shape, factor, self.eps).to(dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

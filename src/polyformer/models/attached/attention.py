@@ -2,28 +2,26 @@
 
 import contextlib
 import dataclasses
-import functools
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.utils import output_capturing
 
-from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_parts_with_lse
+from polyformer.attention.functional.parts import RotatedPart, attend_parts
+from polyformer.attention.functional.score_options import attend_with_sink, soft_cap
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
-from polyformer.core.token_records import SINK, record_mark
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.bounded import BOUNDED, BoundedLayer, check_terms, described
 from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask, positions_in_documents
 from polyformer.models.attached.mask_functions import combine
-from polyformer.models.attached.mask_tensors import Table, add_bias, soft_cap, split_mask
+from polyformer.models.attached.mask_tensors import Table, add_bias, split_mask
 
 # Arguments of a layer that `attend` would ignore, with the reason to refuse them.
 UNSUPPORTED_ARGUMENTS = {
@@ -106,12 +104,10 @@ def forward(
     settings |= {"score_mod": chain_score_mods(mods), "dropout": dropout}
     wants_weights = _wants_weights(options)
     with recorded() if wants_weights else contextlib.nullcontext([]) as records:
-        out, share = _with_sink(query, key, value, s_aux, settings)
+        out = _attend(query, key, value, s_aux, settings)
     seen.drop_unread(query, settings["pattern"], scaling)
     out = out.transpose(1, 2).contiguous()
-    if not wants_weights:
-        return out, None
-    return out, records[-1] if share is None else records[-1] * share
+    return out, records[-1] if wants_weights else None
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -121,22 +117,14 @@ def _refuse(options: dict[str, Any]) -> None:
             raise InputError(f"{name}: {why}; run this model with attn_implementation='sdpa' or 'eager'")
 
 
-def _with_sink(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, settings: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output [B, H, Tq, D], and the share [B, H, Tq, 1] of the weights that a sink leaves to the
-    keys.
-
-    With the sink's score s and the keys' log-sum-exp l, the share is exp(l) / (exp(l) + exp(s)).
-    """
-    parts = settings.pop("parts", ())
-    if sink is None:
-        return attend_parts(parts, v, **settings) if parts else attend(q, k, v, **settings), None
-    whole = functools.partial(attend, q, k, v, return_lse=True)
-    out, lse = attend_parts_with_lse(parts, v, **settings) if parts else whole(**settings)
-    share = torch.sigmoid(lse - sink.view(1, -1, 1)).unsqueeze(-1)
-    record_mark(SINK, lambda: (1 - share).squeeze(-1), "queries")
-    return (out * share).to(out.dtype), share
+def _attend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, settings: dict[str, Any]) -> Tensor:
+    """Return the output [B, H, Tq, D], with or without a sink."""
+    parts = settings.pop("parts", ()) or (RotatedPart(q, k),)
+    return (
+        attend_parts(parts, v, **settings)
+        if sink is None
+        else attend_with_sink(parts, v, sink=sink, **settings)
+    )
 
 
 def _attached_terms(

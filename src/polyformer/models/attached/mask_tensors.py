@@ -39,17 +39,6 @@ def add_bias(bias: Tensor) -> ScoreMod:
     return add
 
 
-def soft_cap(cap: float) -> ScoreMod:
-    """Return the function cap * tanh(score / cap), which limits scores to (-cap, cap) (Gemma 2)."""
-
-    @step(f"soft cap: c tanh(score / c), c = {cap:g}")
-    @broadcasts
-    def limit(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return limit
-
-
 def split_mask(mask: Tensor, kv_length: int) -> tuple[Tensor | None, Tensor | None]:
     """Return a mask of any model as entries of bool and a bias, either None if it has no effect.
 

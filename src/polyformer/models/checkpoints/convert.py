@@ -15,7 +15,6 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import nn
 
 from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -23,14 +22,15 @@ from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError
 from polyformer.core.weights import load_weights
 from polyformer.models.architectures import Transformer, VisionConfig
+from polyformer.models.checkpoints.scores import keep_scores, with_score_options
 from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.depth import DepthConfig
 from polyformer.nn.memory import MemoryConfig
-from polyformer.nn.stack import MultiHeadAttention, Stack, StackConfig, copy_local_projections
+from polyformer.nn.stack import StackConfig, copy_local_projections
 
 
 def convert(
@@ -146,7 +146,7 @@ def convert_config(
     if isinstance(attention, Pattern):
         mechanism = with_pattern(mechanism, attention)
     elif attention is not None:
-        mechanism = with_scale(attention, mechanism)
+        mechanism = with_score_options(attention, mechanism)
     # Global projections stay only while a pattern marks tokens.
     inner = dataclasses.replace(
         stack.attention,
@@ -287,62 +287,3 @@ def with_pattern(mechanism: MechanismConfig, pattern: Pattern) -> MechanismConfi
         layers = tuple(with_pattern(layer, pattern) for layer in mechanism.mechanisms)
         return layers[0] if len(set(layers)) == 1 else AlternateConfig(mechanisms=layers)
     return SoftmaxConfig(pattern=pattern)
-
-
-def with_scale(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
-    """Return `mechanism` with the scale of the `old` mechanism if it has no scale."""
-    if isinstance(mechanism, AlternateConfig):
-        return AlternateConfig(mechanisms=tuple(with_scale(layer, old) for layer in mechanism.mechanisms))
-    if isinstance(mechanism, SoftmaxConfig) and mechanism.scale is None and isinstance(old, SoftmaxConfig):
-        return dataclasses.replace(mechanism, scale=old.scale)
-    return mechanism
-
-
-@torch.no_grad()
-def keep_scores(old: Transformer, new: Transformer, report: Report) -> Report:
-    """Scale the query projections if the old attention has its own scale and the new attention divides by
-    sqrt(D).
-
-    Raises `InputError` if positions add to the queries: scaling the projection would not scale them.
-    """
-    names: list[str] = []
-    for side in ("encoder", "decoder"):
-        if getattr(old.config, side, None) is not None and getattr(new.config, side, None) is not None:
-            names += _scale_queries(side, old.get_submodule(side), new.get_submodule(side), report)
-    return dataclasses.replace(
-        report,
-        scaled=tuple(sorted(names)),
-        copied=tuple(name for name in report.copied if name not in names),
-    )
-
-
-def _scale_queries(side: str, old: nn.Module, new: nn.Module, report: Report) -> list[str]:
-    """Apply `keep_scores` to one stack and return the names of the scaled tensors."""
-    assert isinstance(old, Stack)
-    assert isinstance(new, Stack)
-    names: list[str] = []
-    for layer, module in enumerate(new.layers):
-        scale = model_scale(old.mechanism.for_layer(layer))
-        if scale is None or model_scale(new.mechanism.for_layer(layer)) is not None:
-            continue
-        attention = module.get_submodule("attention")
-        assert isinstance(attention, MultiHeadAttention)
-        # Q' = q s sqrt(D), because the new attention divides by sqrt(D).
-        factor = scale * attention.head_size**0.5
-        if factor == 1:
-            continue
-        if new.position.adds_to_queries:
-            raise InputError(
-                f"attention: {quote(new.mechanism.kind)} cannot have the model's scale {scale} with "
-                f"positions that add to the queries; use 'softmax'"
-            )
-        for name, parameter in attention.query.named_parameters(f"{side}.layers.{layer}.attention.query"):
-            if name in report.copied:
-                parameter.mul_(factor)
-                names.append(name)
-    return names
-
-
-def model_scale(mechanism: MechanismConfig) -> float | None:
-    """Return the scale of the products of queries and keys; None for 1 / sqrt(D)."""
-    return mechanism.scale if isinstance(mechanism, SoftmaxConfig) else None

@@ -23,11 +23,12 @@ from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation
 from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
 from polyformer.models.checkpoints.config_mapping import Tree
-from polyformer.models.checkpoints.convert import add_memory, keep_scores
+from polyformer.models.checkpoints.convert import add_memory
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
 from polyformer.models.checkpoints.preprocessor import read_preprocessor
+from polyformer.models.checkpoints.scores import keep_scores
 from polyformer.models.checkpoints.sentence import embedding_head
 from polyformer.models.checkpoints.tensors import open_tensors
 from polyformer.models.checkpoints.transfer import Report, transfer

@@ -1,9 +1,11 @@
-"""Llama and the decoders of its layout: Mistral, Qwen2, SmolLM, Phi-3.
+"""Llama and the decoders of its layout: Mistral, Qwen2 and Qwen3, SmolLM, Phi-3, OLMo 2.
 
 Pre-norm with RMS norms, rotary positions, SwiGLU, no biases and no dropout; later sizes share keys and values
 among groups of heads. Touvron et al. 2023 (two papers), Grattafiori et al. 2024, Jiang et al. 2023,
-Yang et al. 2024, Ben Allal et al. 2025, Abdin et al. 2024.
+Yang et al. 2024, Yang et al. 2025, Ben Allal et al. 2025, Abdin et al. 2024, OLMo Team 2024.
 """
+
+import dataclasses
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Window
@@ -12,7 +14,7 @@ from polyformer.attention.positions.rope.context_extension import Llama3Config
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.presets.base import register_sizes
-from polyformer.nn.block import PreNormConfig
+from polyformer.nn.block import PreNormConfig, SandwichConfig
 from polyformer.nn.feedforward import GatedConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
@@ -41,7 +43,9 @@ QWEN2 = {  # layers, width, heads, inner width, key-value heads, vocabulary, tie
     "qwen2-0.5b": ((24, 896, 14, 4864, 2, 151936, True), ", tied", "0.49B"),
     "qwen2-7b": ((28, 3584, 28, 18944, 4, 152064, False), "", "7.6B"),
 }
+OLMO_2 = {"olmo-2-1b": ((16, 2048, 16, 8192, 16, 100352, 1e-6),)}
 PHI_3 = {"phi-3-mini": ((32, 3072, 32, 8192, 32),)}
+QWEN3 = {"qwen3-0.6b": ((28, 1024, 16, 3072, 8, True),)}
 SMOLLM2 = {  # layers, width, heads, inner width, key-value heads, base
     "smollm2-135m": ((30, 576, 9, 1536, 3, 100_000.0), "135M"),
     "smollm2-360m": ((32, 960, 15, 2560, 5, 100_000.0), "362M"),
@@ -134,3 +138,28 @@ def smollm2(layers: int, width: int, heads: int, inner: int, groups: int, base: 
     """Return Llama's layout with tied embeddings and a vocabulary of 49152 tokens."""
     options = {"vocab": 49152, "base": base, "tied": True, "ends": (0, 0)}
     return llama(layers, width, heads, inner, groups, 8192, **options)
+
+
+@register_sizes(
+    "OLMo 2 decoder: {layers} layers of {width}, 1.5B parameters (OLMo Team 2024, section 2).", OLMO_2
+)
+def olmo_2(
+    layers: int, width: int, heads: int, inner: int, groups: int, vocab: int, eps: float
+) -> ModelConfig:
+    """Return Llama's layout with norms after sub-layers and of whole projections of queries and keys."""
+    config = llama(layers, width, heads, inner, groups, 4096, eps, vocab=vocab, base=500_000.0)
+    config = config.override("block", SandwichConfig(input_norm=False))
+    config = config.override("decoder.attention.qk_norm_of", "projection")
+    config = config.override("decoder.attention.qk_norm", RMSNormConfig(eps=eps))
+    return dataclasses.replace(config, special=SpecialTokens(pad=100277, eos=100257))
+
+
+@register_sizes(
+    "Qwen3 decoder: {layers} layers of {width}, 0.6B parameters (Yang et al. 2025, table 1).", QWEN3
+)
+def qwen3(layers: int, width: int, heads: int, inner: int, groups: int, tied: bool) -> ModelConfig:
+    """Return Llama's layout with heads of 128 channels, and norms of their queries and keys."""
+    options = {"vocab": 151936, "base": 1_000_000.0, "tied": tied, "ends": (151643, 151645)}
+    config = llama(layers, width, heads, inner, groups, 40960, 1e-6, **options)
+    config = config.override("decoder.attention.qk_norm", RMSNormConfig(eps=1e-6))
+    return config.override("decoder.attention.head_size", 128)

@@ -6,6 +6,7 @@ from polyformer.nn.block.parallel import ParallelConfig
 from polyformer.nn.block.post import PostNormConfig
 from polyformer.nn.block.pre import PreNormConfig
 from polyformer.nn.block.reversible import Reversible, ReversibleConfig, merge_streams, split_streams
+from polyformer.nn.block.sandwich import SandwichConfig
 
 __all__ = [
     "Block",
@@ -15,6 +16,7 @@ __all__ = [
     "PreNormConfig",
     "Reversible",
     "ReversibleConfig",
+    "SandwichConfig",
     "SubLayer",
     "merge_streams",
     "split_streams",

@@ -62,6 +62,8 @@ def _reason_against_dropping(stack: "Stack") -> str | None:
             "learned or no positions of a fixed extension"
         )
     assert isinstance(stack.mechanism, SoftmaxConfig)
+    if stack.mechanism.changes_scores:
+        return "weighs keys by their scores, which a soft_cap or a sink changes"
     dense = None, Full(), Causal()
     own = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
     patterns = [pattern for pattern, layer in zip(own, stack.sequence) if layer.attention.reach() is None]

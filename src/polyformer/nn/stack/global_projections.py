@@ -76,6 +76,8 @@ def check_global(mechanism: object) -> None:
         raise InputError(
             "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
         )
+    if mechanism.changes_scores:
+        raise InputError("global_projections: expected softmax attention without soft_cap and sink")
     if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
         text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
         raise InputError(

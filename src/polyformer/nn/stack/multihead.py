@@ -4,10 +4,14 @@
 
 s is x itself (self-attention) or another sequence (cross-attention). With fewer key heads than query heads,
 each group of query heads shares a key head (Ainslie et al. 2023). Vaswani et al. 2017, section 3.2.2.
+
+`qk_norm` normalizes queries and keys before their positions, so that scores stay bounded: each head's vector
+(Henry et al. 2020; Qwen3, Gemma 3) or the whole projection before it is split into heads (OLMo 2).
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +25,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.ops.norms import NormConfig
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
@@ -49,6 +54,8 @@ class AttentionConfig(Config):
     bias: bool | tuple[str, ...] = True  # of all four projections, or of the named ones
     mechanism: MechanismConfig = SoftmaxConfig()
     global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
+    qk_norm: NormConfig | None = None  # of queries and keys, before positions
+    qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -61,11 +68,30 @@ class AttentionConfig(Config):
                 f"num_key_value_heads: keys of {quote(self.mechanism.kind)} are its queries, "
                 f"expected {heads}, got {self.kv_heads}"
             )
+        for option, count in (("num_attention_heads", heads), ("num_key_value_heads", self.kv_heads)):
+            if count % self.mechanism.head_multiple:
+                kind, multiple = quote(self.mechanism.kind), self.mechanism.head_multiple
+                raise InputError(f"{option}: {kind} needs a multiple of {multiple}, got {count}")
         if self.global_projections:
             check_global(self.mechanism)
+        self._check_qk_norm()
         for name in () if isinstance(self.bias, bool) else self.bias:
             if name not in PROJECTIONS:
                 raise unknown("bias", name, PROJECTIONS)
+
+    def _check_qk_norm(self) -> None:
+        """Raise `InputError` for a norm of queries and keys that has no definition here."""
+        if self.qk_norm is None:
+            return
+        kind = quote(self.qk_norm.kind)
+        if not self.qk_norm.tokenwise:
+            raise InputError(f"qk_norm: expected a norm of each token, such as 'rms', got {kind}")
+        if self.mechanism.shares_queries:
+            raise InputError(
+                f"qk_norm: keys of {quote(self.mechanism.kind)} are its queries, expected null, got {kind}"
+            )
+        if self.global_projections:
+            raise InputError(f"qk_norm: expected null with global_projections, got {kind}")
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -162,6 +188,9 @@ class MultiHeadAttention(nn.Module):
         self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
         self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
         self.output = Linear(inner, hidden_size, bias=config.has_bias("output"))
+        widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
+        norm = config.qk_norm
+        self.query_norm, self.key_norm = (norm and norm.build(width) for width in widths)
         mechanism = config.mechanism.for_layer(layer)
         self.global_attention: GlobalAttention | None = None
         if config.global_projections:
@@ -216,10 +245,10 @@ class MultiHeadAttention(nn.Module):
             read = torch.cat([memory.to(read.dtype), read], 1)
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
-            q, k, v = (split_heads(y, self.head_size) for y in linears(x, (self.query, self.key, self.value)))
+            q, k, v = linears(x, (self.query, self.key, self.value))
+            q, k, v = self._heads(q, self.query_norm), self._heads(k, self.key_norm), self._heads(v)
         else:
-            q, v = self._queries(x, active), self._project(self.value, read)
-            k = self._project(self.key or self.query, read)
+            q, (k, v) = self._queries(x, active), self.keys_and_values(read)
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
@@ -247,7 +276,7 @@ class MultiHeadAttention(nn.Module):
     def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
         and weights [B, H, T, M]."""
-        q, (k, v) = self._project(self.query, x), self.keys_and_values(read)
+        q, (k, v) = self._queries(x), self.keys_and_values(read)
         groups = q.shape[1] // k.shape[1]
         # Each key head serves a group of query heads.
         k, v = (y.repeat_interleave(groups, 1) for y in (k, v))
@@ -257,7 +286,7 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
-        return self._project(self.key or self.query, x), self._project(self.value, x)
+        return self._heads((self.key or self.query)(x), self.key_norm), self._heads(self.value(x))
 
     def cross(
         self,
@@ -298,13 +327,18 @@ class MultiHeadAttention(nn.Module):
         heads = self.config.num_attention_heads
         return site_of(self.layer, self.query, self.key or self.query, self.head_size, heads)
 
-    def _queries(self, x: Tensor, active: Active | None) -> Tensor:
+    def _queries(self, x: Tensor, active: Active | None = None) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
         q = self.query(x)
-        return split_heads(q if active is None else active.scatter_to_zeros(q), self.head_size)
+        return self._heads(q if active is None else active.scatter_to_zeros(q), self.query_norm)
 
-    def _project(self, projection: nn.Module, x: Tensor) -> Tensor:
-        return split_heads(projection(x), self.head_size)
+    def _heads(self, projected: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """Return a projection [B, T, H D] as heads [B, H, T, D], normalized by `norm`."""
+        if norm is not None and self.config.qk_norm_of == "projection":
+            projected = norm(projected)
+        elif norm is not None:
+            projected = norm(projected.unflatten(-1, (-1, self.head_size))).flatten(-2)
+        return split_heads(projected, self.head_size)
 
     def _merge_heads(self, heads: Tensor, active: Active | None = None) -> Tensor:
         """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""

@@ -286,6 +286,10 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
         raise refuse("global_projections are not divided by heads")
     if not isinstance(attention.mechanism, SoftmaxAttention):
         raise refuse(f"the mechanism {quote(config.mechanism.kind)} is not divided by heads; 'softmax' is")
+    if config.qk_norm is not None:
+        raise refuse("qk_norm is not divided by heads")
+    if attention.mechanism.config.sink:
+        raise refuse("the sinks of softmax attention are not divided by heads")
     pattern = attention.mechanism.config.pattern
     if pattern is not None and _depends_on_head(pattern):
         raise refuse("a mask_mod of one's own may ask for the number of a head")

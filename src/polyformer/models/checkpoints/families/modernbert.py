@@ -1,10 +1,8 @@
 """ModernBERT: windows between layers of full attention, each with its base. Warner et al. 2024."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyformer.attention.patterns import Window
-from polyformer.attention.positions import RopeConfig
-from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
     Option,
     Tree,
@@ -15,18 +13,17 @@ from polyformer.models.checkpoints.config_mapping import (
     option,
 )
 from polyformer.models.checkpoints.families.common import FIRST_TOKEN
+from polyformer.models.checkpoints.families.layer_bases import read_base, set_bases, write_bases
 from polyformer.models.checkpoints.families.window_layers import (
     FULL,
     KINDS,
     LOCAL,
     check_kinds,
     get_patterns,
-    period,
     set_patterns,
 )
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused, layered
-from polyformer.models.checkpoints.rope_options import read_rope
 from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import (
@@ -146,30 +143,22 @@ class ModernBert(Family):
         """Raise `InputError` for other kinds of layers, a wrong number, and extended rotary positions."""
         check_kinds("layer_types", _kinds(hub), KINDS, "num_hidden_layers", hub)
         for kind in KINDS:
-            _base(hub, kind)
+            read_base(hub, kind, THETAS)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the window and the base of every layer."""
         kinds, reach = _kinds(hub), hub["local_attention"] // 2
         set_patterns(tree, "encoder", [Window(reach, reach) if kind == LOCAL else None for kind in kinds])
-        bases = period([_base(hub, kind) for kind in kinds])
-        several = {"base": RopeConfig().base, "bases": bases}
-        tree["encoder"]["position"] |= several if len(bases) > 1 else {"base": bases[0], "bases": []}
+        set_bases(tree["encoder"]["position"], hub, kinds, THETAS)
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the window and the base of every layer."""
         windows = get_patterns(tree, "encoder") or []
         kinds = [FULL if window is None else LOCAL for window in windows]
-        position: Any = get_path(tree, "encoder.position") or {}
-        bases = position.get("bases") or [position.get("base")]
-        ropes = {
-            kind: {"rope_type": "default", "rope_theta": bases[kinds.index(kind) % len(bases)]}
-            for kind in KINDS
-            if kind in kinds
-        }
+        ropes = write_bases(get_path(tree, "encoder.position") or {}, kinds)
         # Half of the window on each side.
         reach = next((window.before for window in windows if window is not None), 64)
-        return {"layer_types": kinds, "rope_parameters": ropes, "local_attention": max(2 * reach, 1)}
+        return {"layer_types": kinds, **ropes, "local_attention": max(2 * reach, 1)}
 
 
 def _kinds(hub: Tree) -> list[str]:
@@ -178,19 +167,3 @@ def _kinds(hub: Tree) -> list[str]:
         return hub["layer_types"]
     every, layers = hub["global_attn_every_n_layers"], hub["num_hidden_layers"]
     return [LOCAL if layer % every else FULL for layer in range(layers)]
-
-
-def _base(hub: Tree, kind: str) -> float:
-    """Return the base of a kind of layers; raises `InputError` for an extension to longer texts."""
-    theta, _ = THETAS[kind]
-    own = (hub["rope_parameters"] or {}).get(kind) or {}
-    if not isinstance(own, dict):
-        raise InputError(f"config.json: rope_parameters of {kind} is {quote(own)}, expected options")
-    rope = {"rope_theta": hub[theta], **own, **(hub["rope_scaling"] or {})}
-    read = read_rope({"rope_parameters": rope, "max_position_embeddings": hub["max_position_embeddings"]})
-    if read["extension"] is not None:
-        raise InputError(
-            f"config.json: rope_type of {kind} is {quote(rope['rope_type'])}, and only 'default' is "
-            "supported if each kind of layer has its own rotary positions"
-        )
-    return read["base"]
