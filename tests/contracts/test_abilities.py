@@ -135,7 +135,12 @@ REFUSALS = {
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 
-BIDIRECTIONAL = {"(Causal() | Whole(tokens=5))", "GlobalEnd(tokens=1)", "Whole(tokens=100)"}
+BIDIRECTIONAL = {
+    "(Causal() | Whole(tokens=5))",
+    "GlobalEnd(tokens=1)",
+    "Prefix(tokens=5)",
+    "Whole(tokens=100)",
+}
 """The examples of patterns in which a token attends to later ones: softmax with them refuses a decoder."""
 
 
@@ -150,7 +155,9 @@ def test_all_refusals_are_listed():
     assert {kind: abilities for kind, abilities in refusals.items() if abilities} == REFUSALS
     for part in own:  # of all examples of a kind, the same
         assert refusals_of(part) == refusals[part.kind]
-    assert {part.kind for part in own if part.supports_part_rotations} == {"softmax", "alternate"}
+    assert {part.kind for part in own if part.supports_part_rotations} == {
+        *("alternate", "differential", "forgetting", "softmax"),
+    }
     own_patterns = {text: pattern for text, pattern in patterns() if in_package(type(pattern))}
     bidirectional = {text for text, pattern in own_patterns.items() if not pattern.causal()}
     assert bidirectional == BIDIRECTIONAL & own_patterns.keys()

@@ -3,10 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
 
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
+    DifferentialConfig,
     DynamicSpanConfig,
+    ForgettingConfig,
     LinformerConfig,
     LSHConfig,
     MemoryCompressedConfig,
@@ -19,6 +22,7 @@ from polyformer.attention.mechanisms import (
 from polyformer.attention.mechanisms.base import CAPABILITIES, LEGACY_PLAIN_KINDS, Mechanism, MechanismConfig
 from polyformer.attention.patterns import Global, Window
 from polyformer.core.errors import InputError
+from polyformer.core.sequence.context import Context
 
 
 def test_by_default_a_mechanism_can_do_nearly_everything():
@@ -84,3 +88,21 @@ def test_the_definition_keeps_everything_but_the_way():
     config = SoftmaxConfig(pattern=Window(3), scale=0.5)
     assert config.definition() == SoftmaxConfig(pattern=Window(3), scale=0.5, backend="definition")
     assert SVDConfig(rank=2).definition() == SVDConfig(rank=2)
+
+
+def test_no_gate_of_padding_lets_tokens_fade():
+    """Padding between tokens, as after chunks of rows with different lengths."""
+    torch.manual_seed(0)
+    module = ForgettingConfig(gate_bias=0.0).build(2, 4)
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    real = torch.tensor([0, 1, 3, 4])
+    valid = torch.tensor([[True, True, False, True, True]])
+    y, _ = module(q, k, v, Context(5, 5, causal=True, kv_valid=valid), None, None)
+    without = (x[:, :, real] for x in (q, k, v))
+    expected, _ = module(*without, Context(4, 4, causal=True), None, None)
+    torch.testing.assert_close(y[:, :, real], expected)
+
+
+def test_the_second_map_has_the_papers_factor_in_each_layer():
+    factors = [DifferentialConfig().for_layer(layer).initial for layer in (0, 1, 11)]
+    assert factors == pytest.approx([0.2, 0.35551, 0.77787], abs=1e-5)

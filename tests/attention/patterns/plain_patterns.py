@@ -155,7 +155,7 @@ def block_window(pattern: Any, line: Line, i: int, j: int) -> bool:
 @plain("Blockwise")
 def blockwise(pattern: Any, line: Line, i: int, j: int) -> bool:
     blocks = len(pattern.permutation)
-    query, key = line.position[i] // pattern.size, line.position[j] // pattern.size
+    query, key = ((line.position[slot] + pattern.shift) // pattern.size for slot in (i, j))
     return query // blocks == key // blocks and pattern.permutation[query % blocks] == key % blocks
 
 
@@ -242,3 +242,24 @@ def either(pattern: Any, line: Line, i: int, j: int) -> bool:
 @plain("Without")
 def without(pattern: Any, line: Line, i: int, j: int) -> bool:
     return attends(pattern.left, line, i, j) and not attends(pattern.right, line, i, j)
+
+
+@plain("Prefix")
+def prefix(pattern: Any, line: Line, i: int, j: int) -> bool:
+    return j <= i or line.position[j] < pattern.tokens
+
+
+@plain("Neighbourhood2D")
+def neighbourhood_2d(pattern: Any, line: Line, i: int, j: int) -> bool:
+    """The query's square, moved along each axis by as much as it sticks out of the image."""
+    seen = []
+    query = line.position[i]
+    key = query - (i - j)
+    for size, own, other in (
+        (pattern.shape[0], query // pattern.shape[1], key // pattern.shape[1]),
+        (pattern.shape[1], query % pattern.shape[1], key % pattern.shape[1]),
+    ):
+        square = [own + step for step in range(-(pattern.kernel // 2), pattern.kernel // 2 + 1)]
+        out = min(square[0], 0) + max(square[-1] - size + 1, 0)
+        seen.append(other in [place - out for place in square])
+    return all(seen) and key >= 0

@@ -118,6 +118,7 @@ def test_a_decoder_has_no_end():
     ("make", "message"),
     [
         (lambda: Blockwise(0), "Blockwise: size: expected 1 or more, got 0"),
+        (lambda: Blockwise(2, shift=2), "Blockwise: shift: expected less than the size 2, got 2"),
         (lambda: Blockwise(2, ()), "Blockwise: permutation: expected each of"),
         (lambda: Blockwise(2, (0, 2)), r"expected each of 0\.\.1 once, got \(0, 2\)"),
         (lambda: Blockwise(2, (0, 0)), r"expected each of 0\.\.1 once, got \(0, 0\)"),

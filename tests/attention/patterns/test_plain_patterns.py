@@ -16,6 +16,7 @@ from polyformer.attention.patterns import (
     GlobalEnd,
     Links,
     Local2D,
+    Neighbourhood2D,
     Pattern,
     Whole,
     Window,
@@ -37,8 +38,9 @@ MORE: list[Pattern] = [
     GlobalEnd(3),
     Whole(9),
     Links(2, ((1,), (0, 4), (2, 3))),
-    Blockwise(2, (2, 0, 1)),
+    Blockwise(2, (2, 0, 1), shift=1),
     Local2D((9, 3, 2), (2, 1), (1, 1, 1)),
+    Neighbourhood2D((6, 5), 3),
     Window(2) & Global(3) | Window(0, 4),
     Without(Causal(), Window(2)),
 ]

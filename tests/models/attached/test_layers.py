@@ -91,7 +91,7 @@ def test_terms_of_the_model_go_with_a_pattern(name: str):
     ):
         with pytest.MonkeyPatch.context() as patch:
             by = lambda *x, backend=backend, **y: polyformer.attend(*x, **{**y, "backend": backend})  # noqa: E731
-            patch.setattr("polyformer.models.attached.attention.attend", by)
+            patch.setattr("polyformer.attention.functional.parts.attend", by)
             results.append(with_gradients(kind, OURS, **entries))
     assert_all_rounded(*results)
 

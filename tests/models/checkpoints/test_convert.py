@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyformer
-from polyformer.attention.mechanisms import LinformerConfig, PerformerConfig
+from polyformer.attention.mechanisms import LinformerConfig, PerformerConfig, SoftmaxConfig
 from polyformer.attention.patterns import ETC, BlockWindow, Global, Marked, Random, Window
 from polyformer.attention.positions.rope import RopeConfig
 from polyformer.attention.positions.rope.context_extension import YarnConfig
@@ -230,3 +230,13 @@ def test_rotary_positions_are_extended_by_as_much_as_there_are_more():
 def test_extensions_that_cannot_be_are_refused(position: str, options: dict[str, Any], said: str):
     with pytest.raises(InputError, match=said):
         convert(create_model("decoder-tiny", **SIZES, position=position), **options)
+
+
+def test_another_softmax_attention_keeps_the_soft_cap_and_the_sinks():
+    options = {**SIZES, "attention": SoftmaxConfig(soft_cap=0.1, sink=True)}
+    old = create_model("gpt2", **options).double().eval()
+    torch.nn.init.normal_(old.get_parameter("decoder.layers.0.attention.mechanism.sink"), mean=2.0)
+    new, report = convert(old, SoftmaxConfig(pattern=Window(24)))
+    assert not report.newly_initialized
+    inputs = batch(old)
+    torch.testing.assert_close(new(**inputs).logits, old(**inputs).logits, rtol=1e-10, atol=1e-10)

@@ -10,11 +10,12 @@ from polyformer.attention.patterns.etc import ETC
 from polyformer.attention.patterns.fixed import Fixed, Summary
 from polyformer.attention.patterns.global_end import GlobalEnd
 from polyformer.attention.patterns.global_tokens import Global
-from polyformer.attention.patterns.image_blocks import Local1D, Local2D
+from polyformer.attention.patterns.image_blocks import Local1D, Local2D, Neighbourhood2D
 from polyformer.attention.patterns.implied import Causal, Documents, Full, Padding
 from polyformer.attention.patterns.links import Links
 from polyformer.attention.patterns.marked import Marked
 from polyformer.attention.patterns.per_head import PerHead, PerLayer
+from polyformer.attention.patterns.prefix import Prefix
 from polyformer.attention.patterns.random_blocks import Random
 from polyformer.attention.patterns.short_documents import Whole
 from polyformer.attention.patterns.source_spans import SourceSpans
@@ -40,11 +41,13 @@ __all__ = [
     "Local1D",
     "Local2D",
     "Marked",
+    "Neighbourhood2D",
     "Or",
     "Padding",
     "Pattern",
     "PerHead",
     "PerLayer",
+    "Prefix",
     "Random",
     "SourceSpans",
     "Strided",

@@ -1,4 +1,4 @@
-"""Base of the block patterns: positions p with the same p // size see the same blocks of keys.
+"""Base of the block patterns: positions p with the same (p + shift) // size see the same blocks of keys.
 
 Blocks are counted in positions of the document, so padding, packing and caches do not change them. A layout
 costs a few intervals per row, and the slots of the blocks are computed once per context.
@@ -27,6 +27,7 @@ class BlockPattern(Pattern, named=False):
     """
 
     size: int
+    shift: int = 0
 
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query blocks see the key blocks; the numbers broadcast."""
@@ -37,19 +38,19 @@ class BlockPattern(Pattern, named=False):
         raise NotImplementedError
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        """Return meets(block of the query, block of the key), with block(p) = p // size."""
+        """Return meets(block of the query, block of the key), with block(p) = (p + shift) // size."""
         query, key = context.query_position(b, q_idx), context.key_position(b, kv_idx)
-        return self.sees_blocks(context, query // self.size, key // self.size)
+        return self.sees_blocks(context, (query + self.shift) // self.size, (key + self.shift) // self.size)
 
     def keys(self, context: Context, start: int, stop: int) -> Keys:
         """Return the slots of the blocks that some, and of the blocks that all, blocks of the queries see."""
         if positions_are_traced(context):
             return super().keys(context, start, stop)
-        keys = block_slots(context, "kv", self.size)
+        keys = block_slots(context, "kv", self.size, self.shift)
         # `some` has a block that any query block sees, `full` a block that all of them see.
         seen = [
             set(self.visible_blocks(context, block, keys.last))
-            for block in block_slots(context, "q", self.size).between(start, stop)
+            for block in block_slots(context, "q", self.size, self.shift).between(start, stop)
         ]
         some, full = set().union(*seen), seen[0].intersection(*seen) if seen else set()
         return Keys(
@@ -89,13 +90,14 @@ class BlockSlots:
         return blocks
 
 
-def block_slots(context: Context, side: Side, size: int) -> BlockSlots:
+def block_slots(context: Context, side: Side, size: int, shift: int = 0) -> BlockSlots:
     """Return the blocks of `size` positions of the queries or the keys; computed once per context."""
-    return context.once(("blocks", side, size), lambda: _block_slots(context, side, size))
+    return context.once(("blocks", side, size, shift), lambda: _block_slots(context, side, size, shift))
 
 
-def _block_slots(context: Context, side: Side, size: int) -> BlockSlots:
+def _block_slots(context: Context, side: Side, size: int, moved: int) -> BlockSlots:
     positions, length, shift = side_positions(context, side)
+    positions, shift = None if positions is None else positions + moved, shift + moved
     if positions is None:
         # Without a table, position = slot + shift, so the blocks are regular.
         edges = [0, *range(size - shift % size, length, size)] if length else []

@@ -1,11 +1,18 @@
 """Blockwise attention: each block of queries sees a single block of keys, named by a permutation.
 
-    i sees j  if  permutation[block(i)] == block(j)        block(p) = p // size
+    i sees j  if  permutation[block(i)] == block(j)        block(p) = (p + shift) // size
 
 The identity is attention within a block; the cyclic shifts let blocks attend to other blocks. Qiu et al. 2020
 (BlockBERT), section 3.1, divide a text of fixed length n into one block per entry of the permutation. Here
 the block size is fixed, and the permutation repeats for a longer text, within its next run of blocks. A block
 that is mapped beyond the end of the text sees no keys. Cost: size keys per query.
+
+Shifted groups let neighbouring blocks exchange tokens: in half of the heads blocks begin half a block earlier
+(Chen et al. 2024, LongLoRA, section 3.2):
+
+    PerHead([Blockwise(2048), Blockwise(2048, shift=1024)])
+
+Deviation from LongLoRA: the first half block of a text is a block, and does not join the last half block.
 """
 
 import dataclasses
@@ -19,7 +26,7 @@ from polyformer.attention.patterns.base import Pattern, TabulatedPattern
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import tensor_on
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 
 
@@ -27,11 +34,14 @@ from polyformer.core.sequence.context import Context
 class Blockwise(TabulatedPattern, BlockPattern):
     """Blockwise attention: block i of `size` positions sees block `permutation[i]` and no other.
 
-    Raises `InputError` for a size below 1 and for anything but a permutation of 0, 1, ...
+    `shift`: the number of positions by which blocks begin earlier, below `size`.
+
+    Raises `InputError` for a size below 1, for another shift, and for anything but a permutation of 0, 1, ...
     """
 
     size: PositiveInt
     permutation: tuple[int, ...] = (0,)
+    shift: NonNegativeInt = 0
 
     paper: ClassVar[str] = "Qiu et al. 2020 (BlockBERT), section 3.1"
 
@@ -44,9 +54,12 @@ class Blockwise(TabulatedPattern, BlockPattern):
                 f"got {self.permutation}"
             )
 
+        if self.shift >= self.size:
+            raise InputError(f"Blockwise: shift: expected less than the size {self.size}, got {self.shift}")
+
     def with_tables(self, context: Context, device: torch.device) -> Pattern:
         """Return the lookup of the query block in the permutation."""
-        return PermutedBlocks(self.size, tensor_on(self.permutation, device))
+        return PermutedBlocks(self.size, tensor_on(self.permutation, device), self.shift)
 
     def visible_blocks(self, context: Context, block: int, last: int) -> tuple[int, ...]:
         """Return the block that the permutation names."""
@@ -70,7 +83,7 @@ class Blockwise(TabulatedPattern, BlockPattern):
 
     @classmethod
     def examples(cls) -> tuple["Blockwise", ...]:
-        return cls(3), cls(2, (1, 2, 0))
+        return cls(3), cls(2, (1, 2, 0)), cls(4, shift=2)
 
     @classmethod
     def picture(cls) -> tuple["Blockwise", Context]:
@@ -84,6 +97,7 @@ class PermutedBlocks(BlockPattern, named=False):
 
     size: int
     permutation: Tensor
+    shift: int = 0
 
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether permutation[query] == key, within one run of the permutation."""

@@ -1,4 +1,4 @@
-"""Local attention in images: query blocks, each with a memory block. Parmar et al. 2018 (Image Transformer).
+"""Local attention in images: query blocks with memory blocks (Parmar et al. 2018), and neighbourhoods.
 
 An image is a sequence of its pixels in raster order, the colour channels of a pixel one after another. All
 queries of a query block see the same memory block: the query block and the pixels before it. In a decoder the
@@ -152,13 +152,9 @@ class Local2D(_LocalBlocks):
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 4.2.2"
 
     def __post_init__(self) -> None:
-        for name, sizes, least in (("shape", (2, 3), 1), ("query", (2,), 1), ("memory", (3,), 0)):
-            value = getattr(self, name)
-            whole = isinstance(value, tuple | list) and all(isinstance(number, int) for number in value)
-            if not whole or len(value) not in sizes or min(value) < least:
-                expected = f"{' or '.join(map(str, sizes))} whole numbers of {least} or more"
-                raise InputError(f"Local2D: {name}: expected {expected}, got {quote(value)}")
-            object.__setattr__(self, name, tuple(value))
+        _check_numbers(self, "shape", (2, 3), 1)
+        _check_numbers(self, "query", (2,), 1)
+        _check_numbers(self, "memory", (3,), 0)
 
     @property
     def channels(self) -> int:
@@ -167,20 +163,7 @@ class Local2D(_LocalBlocks):
 
     def check(self, context: Context) -> None:
         """Raise `InputError` for an image of another shape, or more tokens than pixels plus a start token."""
-        if context.image is not None and self.shape != context.image[1:]:
-            _, height, width = context.image
-            raise InputError(
-                f"Local2D: shape: expected {height}x{width}, the rows and columns of patches, "
-                f"got {'x'.join(map(str, self.shape))}; use shape=[{height}, {width}]"
-            )
-        if context.image is not None or (torch.compiler.is_compiling() and context.kv_pos is not None):
-            return
-        length = context.once("places in use", lambda: _places_in_use(context))
-        if length > math.prod(self.shape) + 1:
-            raise InputError(
-                f"Local2D: {length} tokens do not fit the shape {'x'.join(map(str, self.shape))}, which has "
-                f"{math.prod(self.shape)} places and one for a start token; use the shape of your images"
-            )
+        _check_shape(self, self.shape, context)
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the pixel `key` is in the rectangle around the block of the pixel `query`."""
@@ -233,6 +216,71 @@ class Local2D(_LocalBlocks):
         return cls((8, 8), (2, 4), (2, 2, 2)), Context(64, 64)
 
 
+@dataclasses.dataclass(frozen=True)
+class Neighbourhood2D(_LocalBlocks):
+    """Neighbourhood attention: each pixel sees the `kernel` x `kernel` pixels around it.
+
+    Near an edge the square is moved into the image, so that every pixel sees equally many.
+
+    `shape`: (height, width). `kernel`: odd, and at most the height and the width. A shorter sequence is the
+    beginning of an image.
+    """
+
+    shape: tuple[int, int]
+    kernel: PositiveInt
+
+    paper: ClassVar[str] = "Hassani et al. 2023 (NAT), section 3.1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_numbers(self, "shape", (2,), 1)
+        if self.kernel % 2 == 0 or self.kernel > min(self.shape):
+            raise InputError(
+                f"Neighbourhood2D: kernel: expected an odd number of at most {min(self.shape)}, the smaller "
+                f"side of the image, got {self.kernel}"
+            )
+
+    def check(self, context: Context) -> None:
+        """Raise `InputError` for an image of another shape, or more tokens than pixels plus a start token."""
+        _check_shape(self, self.shape, context)
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether the pixel `key` is in the square of the pixel `query`."""
+        (height, width), half = self.shape, self.kernel // 2
+        top = (query // width - half).clamp(0, height - self.kernel)
+        left = (query % width - half).clamp(0, width - self.kernel)
+        row, column = key // width - top, key % width - left
+        return (row >= 0) & (row < self.kernel) & (column >= 0) & (column < self.kernel)
+
+    def visible_places(self, first: int, stop: int) -> Keys:
+        """Return, for each row of the image, the squares that its columns need."""
+        width, some, full = self.shape[1], [], None
+        for row in range(first // width, (stop - 1) // width + 1):
+            begin, end = max(first - row * width, 0), min(stop - row * width, width) - 1
+            rows = self._square(row, self.shape[0])
+            left, right = self._square(begin, width), self._square(end, width)
+            some += [(y * width + left.start, y * width + right.stop) for y in rows]
+            shared = tuple(
+                (y * width + a, y * width + b) for y in rows for a, b in clip(right.start, left.stop, width)
+            )
+            full = shared if full is None else intersect(full, shared)
+        return Keys(unite(some), full or ())
+
+    def _square(self, place: int, size: int) -> range:
+        """Return the rows or columns of the square of a pixel in this row or column."""
+        start = min(max(place - self.kernel // 2, 0), size - self.kernel)
+        return range(start, start + self.kernel)
+
+    @classmethod
+    def examples(cls) -> tuple["Neighbourhood2D", ...]:
+        return cls((1700, 5), 3), cls((1200, 7), 5)
+
+    @classmethod
+    def picture(cls) -> tuple["Neighbourhood2D", Context]:
+        """Return an image of 8 x 8."""
+        return cls((8, 8), 3), Context(64, 64)
+
+
 def _tokens_before_image(context: Context) -> int:
     """Return the number of tokens before the image."""
     return 0 if context.image is None else context.image.first
@@ -247,6 +295,35 @@ def _slots(keys: Keys, begin: int, length: int) -> Keys:
         )
 
     return Keys(moved(keys.some), moved(keys.full))
+
+
+def _check_numbers(pattern: Pattern, name: str, counts: tuple[int, ...], least: int) -> None:
+    """Make an option a tuple; raise `InputError` for another number of numbers, and for smaller ones."""
+    value = getattr(pattern, name)
+    whole = isinstance(value, tuple | list) and all(isinstance(number, int) for number in value)
+    if not whole or len(value) not in counts or min(value) < least:
+        expected = f"{' or '.join(map(str, counts))} whole numbers of {least} or more"
+        raise InputError(f"{type(pattern).__name__}: {name}: expected {expected}, got {quote(value)}")
+    object.__setattr__(pattern, name, tuple(value))
+
+
+def _check_shape(pattern: Pattern, shape: tuple[int, ...], context: Context) -> None:
+    """Raise `InputError` unless the tokens match an image of this shape."""
+    name, size = type(pattern).__name__, "x".join(map(str, shape))
+    if context.image is not None and shape != context.image[1:]:
+        _, height, width = context.image
+        raise InputError(
+            f"{name}: shape: expected {height}x{width}, the rows and columns of patches, got {size}; "
+            f"use shape=[{height}, {width}]"
+        )
+    if context.image is not None or (torch.compiler.is_compiling() and context.kv_pos is not None):
+        return
+    length = context.once("places in use", lambda: _places_in_use(context))
+    if length > math.prod(shape) + 1:
+        raise InputError(
+            f"{name}: {length} tokens do not fit the shape {size}, which has {math.prod(shape)} places and "
+            f"one for a start token; use the shape of your images"
+        )
 
 
 def _places_in_use(context: Context) -> int:
