@@ -10,6 +10,8 @@ from torch import Tensor
 import polyformer
 from polyformer.attention.mechanisms.base import Mechanism, PositionTerms
 from polyformer.attention.positions import BoundPosition
+from polyformer.attention.positions.alibi import Alibi
+from polyformer.attention.positions.t5 import T5Bias, buckets
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
@@ -60,6 +62,16 @@ class Rounded(Mechanism):
         return self.mechanism(q, rounded(k), rounded(v), context, state, position)
 
 
+def bias(position: PositionTerms, distance: Tensor) -> Tensor | float:
+    """Return the bias [H, Tq, Tk] that ALiBi or T5 adds to scores; 0 for other schemes."""
+    assert isinstance(position, BoundPosition)
+    if isinstance(position.position, Alibi):
+        return -torch.tensor(position.position.slopes)[:, None, None] * distance
+    if isinstance(position.position, T5Bias):
+        return position.position.table.weight[buckets(distance, 32, 128, both_sides=False)].movedim(-1, 0)
+    return 0.0
+
+
 class Dense(Mechanism):
     """Dense attention of a layer; `dropped` [B, Hkv, T] are masked, and chosen by the policy after calls."""
 
@@ -91,6 +103,7 @@ class Dense(Mechanism):
             before[..., : self.dropped.shape[-1]] = self.dropped
         hidden = hidden | before.repeat_interleave(groups, 1)[:, :, None] | ~valid[:, None, None]
         scores = q @ k.repeat_interleave(groups, 1).mT / math.sqrt(q.shape[-1])
+        scores = scores + bias(position, slots[-new:, None] - slots)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
         weights = weights * valid[:, None, -new:, None]  # queries that are padding do not count
         self.dropped = before

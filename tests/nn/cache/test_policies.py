@@ -24,6 +24,12 @@ EXAMPLES = [
     for int8 in (False, True)
     if isinstance(policy, DroppingPolicy)
 ]
+BIASES = [policy for policy in EXAMPLES if policy.supports_score_bias]
+CASES = [
+    *((policy, position) for policy in EXAMPLES for position in ("rope", "learned")),
+    *((policy, "alibi") for policy in BIASES),
+    *((policy, "t5") for policy in BIASES if not policy.int8),
+]
 STEPS = [24, 1, 1, 1, 5, 1]
 """Tokens of each call; the first is the prompt."""
 
@@ -58,8 +64,7 @@ def caches(state: ModelState) -> list[CompressedCache]:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("position", ["rope", "learned", "none"])
-@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+@pytest.mark.parametrize(("policy", "position"), CASES, ids=str)
 def test_a_policy_is_dense_attention_with_masked_keys(policy: DroppingPolicy, position: str, padded: bool):
     model, mask = decoder(position), masks() if padded else None
     logits, state = read(model, model.new_state(cache=policy), mask)
@@ -70,8 +75,6 @@ def test_a_policy_is_dense_attention_with_masked_keys(policy: DroppingPolicy, po
         layer.attention.mechanism = mechanism
     expected, _ = read(plain, plain.new_state(), mask)
     torch.testing.assert_close(logits, expected, atol=1e-10, rtol=0)
-    if policy.int8 and position == "none":
-        return  # equal tokens have equal keys, and either may be kept
     for cache, mechanism in zip(caches(state), dense):
         assert cache.slots is not None
         assert mechanism.dropped is not None
@@ -154,7 +157,7 @@ def test_layers_with_a_window_keep_their_window():
 
 
 REFUSED = {
-    "alibi": ({"position": "alibi"}, "position scheme"),
+    "shaw": ({"position": "shaw"}, "position scheme"),
     "dynamic": (
         {
             "position": {
@@ -179,6 +182,11 @@ def test_models_without_such_keys_are_refused(name: str):
     model = decoder(**options)
     with pytest.raises(InputError, match=f"^cache: 'snapkv' .*{words}.*leave the cache out$"):
         model.generate(ids(1, 60), cache="snapkv(budget=70)")
+
+
+def test_expected_attention_is_refused_with_biases():
+    with pytest.raises(InputError, match=r"^cache: 'expected' .*position scheme.*'snapkv' or 'h2o'.*out$"):
+        decoder("alibi").new_state(cache="expected(budget=8)")
 
 
 @pytest.mark.parametrize(

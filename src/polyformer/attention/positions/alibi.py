@@ -35,6 +35,7 @@ class AlibiConfig(PositionConfig):
 class Alibi(Position):
     """Biases [H, R] for the R distances of a call."""
 
+    adds_bias = True
     counts_in_cache = True
 
     def __init__(self, num_heads: int):

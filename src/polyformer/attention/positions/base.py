@@ -96,6 +96,9 @@ class Position(nn.Module):
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
 
+    adds_bias = False
+    """True if scores change only by a bias for each head and distance, the `bias` of `relative`."""
+
     counts_in_cache = False
     """True if positions can be counted inside a cache that drops tokens: only distances matter."""
 

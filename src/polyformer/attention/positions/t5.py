@@ -44,6 +44,7 @@ class T5BiasConfig(PositionConfig):
 class T5Bias(Position):
     """A table [num_buckets, H] of biases for the whole stack."""
 
+    adds_bias = True
     counts_in_cache = True
 
     def __init__(self, config: T5BiasConfig, num_heads: int):

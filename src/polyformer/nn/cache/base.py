@@ -17,6 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.positions import BoundPosition
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.int8_cache import Int8Cache
@@ -24,6 +26,7 @@ from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.nn.cache.kept_distances import KeptDistances
 
 CHUNK = 1 << 22
 """Attention weights that are computed at once."""
@@ -35,7 +38,7 @@ class CacheCall:
 
     queries: [B, H, Tq, D], rotated. unrotated: the same before positions. cache: the kept keys and the new.
     context: of these queries and keys. scale: of scores. rotate: a function of queries [B, H, T, D] and a
-    context with their positions, that returns them rotated.
+    context with their positions, that returns them rotated. score_mod: changes the scores; indices broadcast.
     """
 
     queries: Tensor
@@ -44,6 +47,7 @@ class CacheCall:
     context: Context
     scale: float
     rotate: Callable[[Tensor, Context], Tensor]
+    score_mod: ScoreMod | None = None
 
     @functools.cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -79,6 +83,8 @@ class CacheCall:
                 hidden = hidden | ~valid[:, None, None, None, :end].bool()
             q = self.by_key_head(self.queries[:, :, start:stop])
             scores = (q @ self.keys[:, :, :end].mT.unsqueeze(2)).to(dtype) * self.scale
+            if self.score_mod is not None:
+                scores = _changed(scores, self.score_mod, start)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             if valid is not None:  # queries that are padding do not count
                 weights = weights.masked_fill(~valid[:, None, None, own, None].bool(), 0.0)
@@ -92,12 +98,13 @@ class CachePolicy(Config):
 
     `drops_keys`: whether heads may keep other keys than other heads. `after_every_call`: whether keys are
     dropped after every call; otherwise only after the first, which reads the prompt, and the keys of later
-    tokens are all kept.
+    tokens are all kept. `supports_score_bias`: whether keys are chosen with biases such as ALiBi's.
     """
 
     option: ClassVar[str] = "cache"
     drops_keys: ClassVar[bool] = False
     after_every_call: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = True
 
     def new_state(self, reserve: int) -> State:
         """Return the state of a layer before the first token, with space for `reserve` tokens."""
@@ -180,10 +187,7 @@ class CompressedCache(State):
     @property
     def slots(self) -> Tensor | None:
         """The tokens of the text that each head has keys of: [B, Hkv, held]; None if it has all."""
-        if self.kept is None:
-            return None
-        new = torch.arange(self.cache.held - self.kept.shape[-1], device=self.kept.device) + self.seen
-        return torch.cat([self.kept, new.expand(*self.kept.shape[:2], -1)], -1)
+        return None if self.kept is None else self._slots(self.kept, self.cache.held)
 
     @property
     def dropped(self) -> int:
@@ -202,6 +206,17 @@ class CompressedCache(State):
             f"{self.policy.kind}: each head keeps {held:,} of {seen:,} tokens, {shared:,} of them in all "
             f"{heads} heads; {gone:,} are in none"
         )
+
+    def distances(self, terms: BoundPosition, k: Tensor) -> KeptDistances:
+        """Return the terms of a scheme with `adds_bias`, in a call that appends keys k [B, Hkv, T, D]."""
+        held = self.cache.held + k.shape[2]
+        kept = k.new_empty(*k.shape[:2], 0, dtype=torch.long) if self.kept is None else self.kept
+        return KeptDistances(terms, self._slots(kept, held), held + self.dropped)
+
+    def _slots(self, kept: Tensor, held: int) -> Tensor:
+        """Return the tokens of `held` keys: those of `kept` [B, Hkv, K], and the last tokens of the text."""
+        new = torch.arange(held - kept.shape[-1], device=kept.device) + self.dropped + kept.shape[-1]
+        return torch.cat([kept, new.expand(*kept.shape[:2], -1)], -1)
 
     def context(self, context: Context, device: torch.device) -> Context:
         """Return the context of the keys that this cache has, in a call that appends the keys of its queries.
@@ -251,6 +266,15 @@ class CompressedCache(State):
     def truncated_(self, count: int) -> "CompressedCache | None":
         """Remove the last `count` tokens; None if keys were dropped for them."""
         return None if self.policy.after_every_call else self._parts_truncated(count)
+
+
+def _changed(scores: Tensor, score_mod: ScoreMod, start: int) -> Tensor:
+    """Return changed scores [B, Hkv, H / Hkv, T, Tk] of the queries from `start` on."""
+    heads = scores.flatten(1, 2)
+    sizes = zip((0, 0, start, 0), heads.shape)
+    b, h, q_idx, kv_idx = (torch.arange(first, first + size, device=scores.device) for first, size in sizes)
+    places = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.view(-1, 1), kv_idx
+    return score_mod(heads, *places).view_as(scores)
 
 
 def _check(policy: DroppingPolicy, context: Context) -> None:

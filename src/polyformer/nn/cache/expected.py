@@ -34,6 +34,7 @@ class ExpectedAttention(DroppingPolicy):
 
     kind: ClassVar[str] = "expected"
     paper: ClassVar[str] = "Devoto et al. 2025 (Expected Attention), section 3"
+    supports_score_bias: ClassVar[bool] = False
 
     @classmethod
     def examples(cls) -> tuple["ExpectedAttention", ...]:

@@ -26,7 +26,7 @@ def with_policy(
     if policy is None:
         return states
     policy = CachePolicy.from_dict(policy, "cache")
-    reason = _reason(stack) or (_reason_against_dropping(stack) if policy.drops_keys else None)
+    reason = _reason(stack) or (_reason_against_dropping(stack, policy) if policy.drops_keys else None)
     if reason is not None:
         raise InputError(f"cache: {quote(policy.kind)} {reason}; leave the cache out")
     return tuple(
@@ -52,14 +52,15 @@ def _reason(stack: "Stack") -> str | None:
     return None
 
 
-def _reason_against_dropping(stack: "Stack") -> str | None:
+def _reason_against_dropping(stack: "Stack", policy: CachePolicy) -> str | None:
     """Return why heads of a decoder cannot keep other keys than other heads; None if they can."""
     if stack.depth is not None:
         return "needs the queries of all tokens in every layer, but a depth policy leaves some out"
-    if changes_scores(stack.position) or stack.position.rotates_parts:
+    known = stack.position.adds_bias and policy.supports_score_bias
+    if stack.position.rotates_parts or (changes_scores(stack.position) and not known):
         return (
             "keeps other keys in each head, but this position scheme reads their distances; use rotary, "
-            "learned or no positions of a fixed extension"
+            "learned or no positions of a fixed extension, or ALiBi or T5 biases with 'snapkv' or 'h2o'"
         )
     assert isinstance(stack.mechanism, SoftmaxConfig)
     if stack.mechanism.changes_scores:

@@ -255,11 +255,11 @@ class MultiHeadAttention(nn.Module):
         q, k = _rotate(q, k, context, position, site)
         terms = BoundPosition(position, site)
         if self.global_attention is None:
-            cache = state.cache if isinstance(state, CompressedCache) else state
-            gates = () if self.gate is None else (self.gate(read),)
-            y, new = self.mechanism(q, k, v, context, cache, terms, *gates)
             if isinstance(state, CompressedCache):
-                new = state.after(self._cache_call(q, unrotated, new, context, position))
+                y, new = self._compressed(q, unrotated, k, v, context, terms, state)
+            else:
+                gates = () if self.gate is None else (self.gate(read),)
+                y, new = self.mechanism(q, k, v, context, state, terms, *gates)
             return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
@@ -311,16 +311,29 @@ class MultiHeadAttention(nn.Module):
         assert source is not None
         return ProjectedSource(*self.keys_and_values(source))
 
-    def _cache_call(
-        self, q: Tensor, unrotated: Tensor, cache: State | None, context: Context, position: Position
-    ) -> CacheCall:
-        """Return a call with queries [B, H, Tq, D], after which a policy may drop keys of `cache`."""
-        assert isinstance(cache, PairCache)
+    def _compressed(
+        self,
+        q: Tensor,
+        unrotated: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        terms: BoundPosition,
+        state: CompressedCache,
+    ) -> tuple[Tensor, CompressedCache]:
+        """Return the mechanism's output with a policy's cache, and the state after the policy's choice."""
         assert isinstance(self.config.mechanism, SoftmaxConfig)
-        scale, site = self.config.mechanism.scale, self._site()
+        position, site = terms.position, terms.site
+        distances = state.distances(terms, k) if position.adds_bias else None
+        # Before any key is dropped all heads have the same distances.
+        kept_terms = terms if distances is None or state.kept is None else distances
+        y, cache = self.mechanism(q, k, v, context, state.cache, kept_terms)
+        assert isinstance(cache, PairCache)
+        scale = self.config.mechanism.scale
         scale = self.head_size**-0.5 if scale is None else scale
         rotate = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
-        return CacheCall(q, unrotated, cache, context, scale, rotate)
+        mod = None if distances is None else distances.score_mod(q, k, context)
+        return y, state.after(CacheCall(q, unrotated, cache, context, scale, rotate, mod))
 
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""
