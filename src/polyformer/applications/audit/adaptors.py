@@ -11,13 +11,26 @@ from torch import Tensor, nn
 
 from polyformer.applications.audit.subject import Subject, expanded, module_subject
 from polyformer.core.errors import InputError
+from polyformer.core.files import read_json
 from polyformer.core.paths import checked_path
 from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained
+from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.training.recipes.run import Run, is_checkpoint
 
 SOURCE, FIRST = 7, 3
 """Tokens of the source of an encoder-decoder, and the first id that is drawn: special ids come before."""
+
+KINDS = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+}
+"""By the end of the saved class's name: the class of transformers that loads it; AutoModel loads the rest."""
 
 
 def load_model(name: str, device: torch.device) -> nn.Module:
@@ -25,19 +38,17 @@ def load_model(name: str, device: torch.device) -> nn.Module:
     folder = checked_path(name)
     if folder.is_dir() and not is_checkpoint(folder):
         return Run.open(folder).model(str(device))
-    if folder.is_dir() or not Path(name).suffix:
-        try:
-            return load_pretrained(folder).to(device)
-        except InputError:
-            pass
-    kinds = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
-    for kind in kinds:
-        try:
-            return load_by_transformers(kind, name).to(device).eval()
-        except InputError as error:
-            if kind == kinds[-1] or "Unrecognized configuration class" not in str(error):
-                raise
-    raise AssertionError
+    if folder.is_dir() and "model_type" not in read_json(folder / CONFIG, dict):
+        return load_pretrained(folder).to(device)
+    config = load_by_transformers("AutoConfig", name)
+    saved = (getattr(config, "architectures", None) or [""])[0]
+    for ending, kind in KINDS.items():
+        if saved.endswith(ending):
+            try:
+                return load_by_transformers(kind, name).to(device).eval()
+            except InputError:
+                break  # such as speech to text, which has another kind
+    return load_by_transformers("AutoModel", name).to(device).eval()
 
 
 def subjects(model: nn.Module, call: Callable[..., Any] | None = None, **options: Any) -> list[Subject]:
@@ -225,7 +236,7 @@ class _Call:
             names.add("document_ids")
         if "labels" in self.parameters:
             names.add("labels")
-            # As the Trainer decides whether to scale the loss by itself.
+            # The Trainer's rule: it leaves the scale of the loss to such models.
             keywords = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
             if getattr(model, "accepts_loss_kwargs", keywords):
                 names.add("num_items_in_batch")

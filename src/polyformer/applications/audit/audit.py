@@ -31,7 +31,7 @@ def audit(
     Args:
         model: a model of this library or of transformers, in memory or by its folder or name; or any module.
         call: how to call a module, `call(module, x, **named)`; by default as `module(x, **named)`. Its
-            parameters with names of `subject.ABILITIES` say what it accepts, see `subject.Subject`.
+            parameters with names of `subject.ABILITIES` are its accepted arguments, see `subject.Subject`.
         checks: names of checks; by default all.
         accept: reasons for accepted deviations, by the names of checks.
         progress: receives each result.

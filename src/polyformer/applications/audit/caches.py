@@ -47,7 +47,7 @@ def chunks(subject: Subject, length: int, first: int, chunk: int) -> Gap:
 def padded_chunks(subject: Subject, length: int, left: int, chunk: int) -> Gap:
     """Pad on the left, read the padding with half of the text, then the rest in chunks.
 
-    The expected outputs are those of one padded pass: the check "left padding" compares these with the text.
+    The expected outputs come from one padded pass, which "left padding" compares with the text.
     """
     subject.needs("state", "attention_mask")
     ids, mask = padded(subject, subject.draw(2, length), left, 0)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import random
 import tempfile
 from pathlib import Path
@@ -18,76 +19,67 @@ TIMES = 4
 
 @check(
     "seed",
-    "a call in training mode with the same seed has other outputs",
+    "outputs differ for the same seed in training mode, or for two seeds in evaluation mode",
     lambda n: [{"rows": 2, "length": n // 2}],
     {"rows": 1, "length": 1},
     whole_rows=True,
 )
 @torch.no_grad()
 def seed(subject: Subject, rows: int, length: int) -> Gap:
-    """Call twice in training mode, with dropout, and twice in evaluation mode without a seed."""
-    x, worst = subject.draw(rows, length), 0.0
-    for mode in (True, False):
-        outputs = []
-        for _ in range(2):
-            repeated = dataclasses.replace(subject, module=copy.deepcopy(subject.module).train(mode))
-            with torch.random.fork_rng():
-                state = random.getstate()
-                if mode:
-                    torch.manual_seed(5)
-                    random.seed(5)
-                outputs.append(repeated.run(x))
-                random.setstate(state)
-        worst = max(worst, distance(*outputs))
+    """Call twice in training mode with a seed, and in evaluation mode with two seeds."""
+    x, outputs = subject.draw(rows, length), []
+    for training, number in ((True, 5), (True, 5), (False, 5), (False, 6)):
+        copied = dataclasses.replace(subject, module=copy.deepcopy(subject.module).train(training))
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            random.seed(number)
+            outputs.append(copied.run(x))
+    worst = max(distance(*outputs[:2]), distance(*outputs[2:]))
     return Gap(worst, 0.0)
 
 
-@check(
-    "bfloat16",
-    "bfloat16 has a larger error than plain attention in bfloat16",
-    lambda n: [{"length": n}],
-    {"length": 1},
-    whole_rows=True,
-)
-def bfloat16(subject: Subject, length: int) -> Gap:
-    """Compare with float64, as `_half` explains."""
-    return _half(subject, length, torch.bfloat16)
-
-
-@check(
-    "float16",
-    "float16 has a larger error than plain attention in float16",
-    lambda n: [{"length": n}],
-    {"length": 1},
-    whole_rows=True,
-)
-def float16(subject: Subject, length: int) -> Gap:
-    """Compare with float64, as `_half` explains."""
-    return _half(subject, length, torch.float16)
-
-
 @torch.no_grad()
-def _half(subject: Subject, length: int, dtype: torch.dtype) -> Gap:
-    """Return the error of the model in `dtype` relative to `TIMES` that of the reference.
+def _half(subject: Subject, length: int, *, dtype: torch.dtype) -> Gap:
+    """Return the error of the model in `dtype`, and `TIMES` the error of the reference as its limit.
 
     The exact model has the rounded weights in float64. The reference is the greater of two errors: of plain
     attention in `dtype`, if the model has a plain form, and of the exact model with the output of every
-    module rounded to `dtype`, the least that storing results in `dtype` costs.
+    module rounded to `dtype`, the least that storing results in `dtype` costs. Errors are medians over the
+    tokens, because rounding may exchange the experts of a few tokens.
     """
     x = subject.draw(2, length)
     x = x.to(dtype) if x.is_floating_point() else x
     half = subject.at(dtype)
+    exact = half.at(torch.float64)
     try:
-        exact = half.at(torch.float64)
-        expected = _run(exact, x)
+        actual, expected = _run(half, x), _run(exact, x)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise NotApplicableError(f"the model does not run in float64: {error}") from error
-    errors = [distance(_rounded(exact, x, dtype), expected)]
+        raise NotApplicableError(f"the model does not run in {dtype} and float64: {error}") from error
+    errors = [_typical(_rounded(exact, x, dtype), expected)]
     if subject.plain is not None:
         plain = dataclasses.replace(half, module=subject.plain(copy.deepcopy(half.module)))
-        errors.append(distance(_run(plain, x), expected))
+        errors.append(_typical(_run(plain, x), expected))
     limit = TIMES * max(*errors, torch.finfo(dtype).eps)
-    return Gap(distance(_run(half, x), expected), limit, f"the reference has {limit / TIMES:.1e}")
+    return Gap(_typical(actual, expected), limit, f"the reference has {limit / TIMES:.1e}")
+
+
+for _dtype in (torch.bfloat16, torch.float16):
+    _name = str(_dtype).removeprefix("torch.")
+    check(
+        _name,
+        f"{_name} has a larger error than plain attention in {_name}",
+        lambda n: [{"length": n}],
+        {"length": 1},
+        whole_rows=True,
+    )(functools.partial(_half, dtype=_dtype))
+
+
+def _typical(actual: Tensor, expected: Tensor) -> float:
+    """Return the median over tokens of the largest error, relative to the largest entry."""
+    if not bool(actual[expected.isfinite()].isfinite().all()):
+        return float("inf")
+    errors = (actual.double() - expected.double()).nan_to_num(0, 0, 0).abs().amax(-1)
+    return float(errors.median() / expected.double().nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
 
 
 def _run(subject: Subject, x: Tensor) -> Tensor:
@@ -95,7 +87,7 @@ def _run(subject: Subject, x: Tensor) -> Tensor:
 
 
 def _rounded(subject: Subject, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the outputs with those of every module rounded to `dtype`."""
+    """Return the outputs of the model with every module's output rounded to `dtype`."""
 
     def round_(module: nn.Module, arguments: object, output: object) -> object:
         if isinstance(output, Tensor) and output.is_floating_point():

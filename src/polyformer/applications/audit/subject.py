@@ -1,4 +1,4 @@
-"""The models that can be audited, behind one interface: a call, and what it accepts."""
+"""The models that can be audited, behind one interface: a call and its accepted arguments."""
 
 import copy
 import dataclasses
