@@ -33,6 +33,7 @@ PARTS: dict[str, list[str]] = {
         "datastores",
         "agents",
         "explorer",
+        "audit",
         "experiments",
         "benchmarks",
         "cli",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from polyformer.applications.audit import audit as audit
     from polyformer.attention.functional.attend import attend as attend
     from polyformer.attention.functional.relative import Relative as Relative
     from polyformer.attention.patterns import *
@@ -46,6 +47,7 @@ __getattr__, __dir__ = lazy_names(
         "Transformer": "models.architectures",
         "attach": "models.attached.attach",
         "attend": "attention.functional.attend",
+        "audit": "applications.audit",
         "context_parallel": "core.sequence.context_parallel",
         "create_model": "models.presets",
         "detach": "models.attached.attach",

@@ -55,6 +55,8 @@ CASES = {
     "spectrum figure": Case(SPECTRUM, ".png", *PNG),
     "prompt": Case(("prompt", "LM", "QUESTIONS", "--max-new-tokens", "2", "--out"), ".jsonl", b"{", b"}\n"),
     "probe": Case(PROBE, ".json", b"{", b"}\n"),
+    "audit": Case(("audit", "LM", "--checks", "rows", "--json"), ".json", b"{", b"}\n"),
+    "audit page": Case(("audit", "LM", "--checks", "rows", "--page"), ".html", b"<!DOCTYPE", b"</html>\n"),
     "tune": Case(("tune", "--threads", "1", "--out"), ".json", b"{", b"}\n"),
     "evaluate": Case(("evaluate", "AGENT", "--device", "cpu", "--episode"), ".png", *PNG),
     "embed": Case(("embed", "ENCODER", "QUESTIONS", "--out"), ".parquet", b"PAR1", b"PAR1"),

@@ -38,6 +38,7 @@ COMMANDS = (
     "embed",
     "prompt",
     "probe",
+    "audit",
     "list",
     "convert",
     "export",

@@ -1,0 +1,304 @@
+"""Subjects of models of this library and of transformers, in memory or by their names."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.applications.audit.subject import Subject, expanded, module_subject
+from polyformer.core.errors import InputError
+from polyformer.core.files import read_json
+from polyformer.core.paths import checked_path
+from polyformer.core.transformers_loading import load_by_transformers
+from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained
+from polyformer.models.architectures.pretrained import CONFIG
+from polyformer.training.recipes.run import Run, is_checkpoint
+
+SOURCE, FIRST = 7, 3
+"""Tokens of the source of an encoder-decoder, and the first id that is drawn: special ids come before."""
+
+KINDS = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+}
+"""By the end of the saved class's name: the class of transformers that loads it; AutoModel loads the rest."""
+
+
+def load_model(name: str, device: torch.device) -> nn.Module:
+    """Return the model of a run, a folder or a name on the hub; raise `InputError` for others."""
+    folder = checked_path(name)
+    if folder.is_dir() and not is_checkpoint(folder):
+        return Run.open(folder).model(str(device))
+    if folder.is_dir() and "model_type" not in read_json(folder / CONFIG, dict):
+        return load_pretrained(folder).to(device)
+    config = load_by_transformers("AutoConfig", name)
+    saved = (getattr(config, "architectures", None) or [""])[0]
+    for ending, kind in KINDS.items():
+        if saved.endswith(ending):
+            try:
+                return load_by_transformers(kind, name).to(device).eval()
+            except InputError:
+                break  # such as speech to text, which has another kind
+    return load_by_transformers("AutoModel", name).to(device).eval()
+
+
+def subjects(model: nn.Module, call: Callable[..., Any] | None = None, **options: Any) -> list[Subject]:
+    """Return the inputs of a model to audit: an encoder-decoder has a target and a source."""
+    if call is None and isinstance(model, Transformer | VisionTransformer):
+        return _polyformer(model, **options)
+    if call is None and hasattr(model, "get_input_embeddings") and hasattr(model, "config"):
+        return _transformers(model, **options)
+    return [module_subject(model, call, **options)]
+
+
+def _ids(size: int, special: set[int]) -> Callable[[int, int, torch.Generator], Tensor]:
+    """Return a function that draws ids without the special ones."""
+    ids = torch.tensor([n for n in range(min(size, 1000)) if n not in special][FIRST if size > 9 else 0 :])
+
+    def draw(rows: int, length: int, generator: torch.Generator) -> Tensor:
+        return ids[torch.randint(len(ids), (rows, length), generator=generator)]
+
+    return draw
+
+
+def _noise(*shape: int) -> Callable[[int, int, torch.Generator], Tensor]:
+    """Return a function that draws inputs of a fixed shape."""
+    return lambda rows, length, generator: torch.randn(rows, *shape, generator=generator)
+
+
+def _extra(sample: Callable[[int, int, torch.Generator], Tensor]) -> Tensor:
+    return sample(1, SOURCE, torch.Generator().manual_seed(7))
+
+
+# Models of this library
+
+
+def _polyformer(model: Transformer | VisionTransformer, **options: Any) -> list[Subject]:
+    common: dict[str, Any] = {"name": "model", "module": model, "save": _round_trip, **options}
+    if isinstance(model, VisionTransformer):
+        config = model.config
+        sample = _fixed_sample("pixel_values", config)
+        common |= {
+            "call": lambda module, x: module(x).last_hidden_state,
+            "accepts": frozenset(),
+            "sample": sample,
+            "causal": False,
+            "fixed": True,
+        }
+        return [Subject(**common)]
+    sample = _ids(model.config.vocab_size, set())
+    both = model.encoder is not None and model.decoder is not None
+    main, mask = ("decoder_input_ids", "decoder_attention_mask") if both else ("input_ids", "attention_mask")
+    extras = {"input_ids": _extra(sample)} if both else {}
+
+    def call(module: Any, x: Tensor, attention_mask: Any = None, state: Any = None, **more: Any) -> Any:
+        others = expanded(extras, x, module.dtype if hasattr(module, "dtype") else torch.float32)
+        inputs = {main: x, mask: attention_mask, "state": state, **({} if state is not None else others)}
+        output = module(**inputs, **more)
+        if more.get("labels") is not None:
+            return output.loss
+        aligned = output.logits.shape[:2] == x.shape and output.logits.dim() == 3
+        shown = output.logits if aligned else output.last_hidden_state
+        return (shown, output.state) if more.get("use_cache") else shown
+
+    accepts = {"attention_mask"}
+    if not both:
+        accepts |= {"document_ids"}
+    if model.decoder is not None:
+        accepts |= {"state", "use_cache"}
+    predicts = model.head.predicts_next
+    target = Subject(
+        call=call,
+        accepts=frozenset(accepts | ({"labels"} if predicts else set())),
+        sample=sample,
+        causal=model.decoder is not None,
+        side="target" if both else "",
+        reorder=lambda state, index: state.reorder(index),
+        generate=_generate if predicts and not both else None,
+        **common,
+    )
+    if not both:
+        return [target]
+    begin = _extra(sample)
+
+    def read(module: Any, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        ids = begin.to(x.device).expand(len(x), -1)
+        return module(x, attention_mask, decoder_input_ids=ids).last_hidden_state.flatten(1)
+
+    source = {"call": read, "accepts": frozenset({"attention_mask"}), "causal": False, "side": "source"}
+    return [target, dataclasses.replace(target, **source, generate=None)]
+
+
+def _round_trip(model: Any, folder: Path) -> nn.Module:
+    model.save_pretrained(folder)
+    return load_pretrained(folder)
+
+
+def _generate(model: Any, ids: Tensor, mask: Tensor, new: int, cache: bool) -> Tensor:
+    """Return the tokens of greedy search as logits of 0 and 1: by `generate`, or by whole passes."""
+    size = ids.shape[1]
+    if cache:
+        ids = model.generate(ids, mask, max_new_tokens=new, special={"eos": []}).sequences
+    else:
+        for _ in range(new):
+            best = model(ids, attention_mask=mask).logits[:, -1:].argmax(-1)
+            ids, mask = torch.cat([ids, best], 1), nn.functional.pad(mask, (0, 1), value=1)
+    return nn.functional.one_hot(ids[:, size:], model.config.vocab_size).float()
+
+
+# Models of transformers
+
+
+def _transformers(model: Any, **options: Any) -> list[Subject]:
+    parameters = inspect.signature(model.forward).parameters
+    config, extras, both = model.config, dict[str, Tensor](), bool(model.config.is_encoder_decoder)
+    main, text = model.main_input_name, model.config.get_text_config()
+    special = {
+        value
+        for part in (config, text)
+        for name, value in vars(part).items()
+        if name.endswith("token_id") and isinstance(value, int)
+    }
+    ids = _ids(getattr(text, "vocab_size", 64), special)
+    fixed = main != "input_ids"
+    sample = _fixed_sample(main, config) if fixed else ids
+    if "pixel_values" in parameters and main == "input_ids":
+        extras["pixel_values"] = _extra(_fixed_sample("pixel_values", config.vision_config))
+    common: dict[str, Any] = {"name": "model", "module": model, "save": _saved_by_transformers, **options}
+    pad = getattr(text, "pad_token_id", None)
+    common |= {"plain": _eager, "reorder": _reorder, "pad": None if fixed and not both else pad}
+    result = []
+    if both:
+        target = _Call("decoder_input_ids", "decoder_attention_mask", {main: _extra(sample)}, parameters)
+        accepts = target.accepts(model)
+        result.append(Subject(call=target, accepts=accepts, sample=ids, causal=True, side="target", **common))
+        extras["decoder_input_ids"] = _extra(ids)
+    causal = not both and (
+        model.can_generate() or any(getattr(m, "is_causal", False) for m in model.modules())
+    )
+    reads = _Call(main, "attention_mask", extras, parameters, whole=both)
+    accepts = reads.accepts(model)
+    if both or fixed:
+        accepts &= {"attention_mask"}
+    generate = _transformers_generate if model.can_generate() and not fixed else None
+    subject = {"call": reads, "accepts": accepts, "sample": sample, "causal": causal, "fixed": fixed}
+    side = "source" if both else ""
+    return [*result, Subject(**subject, side=side, generate=generate, **common)]
+
+
+def _fixed_sample(main: str, config: Any) -> Callable[[int, int, torch.Generator], Tensor]:
+    if main == "pixel_values":
+        size = config.image_size
+        return _noise(config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
+    if main == "input_features":
+        return _noise(config.num_mel_bins, 2 * config.max_source_positions)
+    if main == "input_values":
+        return _noise(400)
+    raise InputError(f"model: expected an input of tokens, an image or audio, got {main}; pass call=...")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a model of transformers: the input `main` with its mask, and the other inputs.
+
+    Positions are counted over non-padding tokens and passed, as `generate` does. whole: the outputs are
+    flattened, because they do not belong to the tokens of this input.
+    """
+
+    main: str
+    mask: str
+    extras: dict[str, Tensor]
+    parameters: Any
+    whole: bool = False
+
+    @property
+    def positions(self) -> str | None:
+        """The name of the argument of positions, if there is any."""
+        name = "decoder_position_ids" if self.main.startswith("decoder") else "position_ids"
+        return name if name in self.parameters else None
+
+    def accepts(self, model: Any) -> frozenset[str]:
+        """Return what checks may pass."""
+        names = {"attention_mask"} if self.mask in self.parameters else set[str]()
+        cached = model.can_generate() or getattr(model.config, "is_decoder", False)
+        if "past_key_values" in self.parameters and cached:
+            names |= {"state", "use_cache"}
+        if self.positions and cached:
+            names.add("document_ids")
+        if "labels" in self.parameters:
+            names.add("labels")
+            # The Trainer's rule: it leaves the scale of the loss to such models.
+            keywords = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+            if getattr(model, "accepts_loss_kwargs", keywords):
+                names.add("num_items_in_batch")
+        return frozenset(names)
+
+    def __call__(self, model: Any, x: Tensor, **named: Any) -> Any:
+        """Run the model."""
+        state, documents = named.pop("state", None), named.pop("document_ids", None)
+        inputs = {self.main: x, **expanded(self.extras, x, model.dtype), **named}
+        mask = inputs.pop("attention_mask", None)
+        if self.positions and documents is not None:
+            inputs[self.positions] = _restarted(documents)
+        elif self.positions:
+            past = 0 if state is None else int(state.get_seq_length())
+            full = x.new_ones(len(x), past + x.shape[1]) if mask is None else mask
+            inputs[self.positions] = (full.long().cumsum(1) - 1).clamp(min=0)[:, past:]
+        if mask is not None:
+            inputs[self.mask] = mask
+        if state is not None:
+            inputs["past_key_values"] = state
+        if "use_cache" in self.parameters:
+            inputs.setdefault("use_cache", False)
+        output = model(**inputs)
+        if named.get("labels") is not None:
+            return output.loss
+        shown = self._outputs(output)
+        return (shown, output.past_key_values) if named.get("use_cache") else shown
+
+    def _outputs(self, output: Any) -> Tensor:
+        for name in ("logits", "last_hidden_state", "text_model_output"):
+            if name in output:
+                shown = getattr(output, name)
+                shown = shown if isinstance(shown, Tensor) else shown.last_hidden_state
+                return shown.flatten(1) if self.whole else shown
+        return output[0]
+
+
+def _restarted(documents: Tensor) -> Tensor:
+    """Return positions [B, T] that begin with 0 in each document."""
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(starts, places, 0).cummax(1).values
+
+
+def _reorder(state: Any, index: Tensor) -> Any:
+    state.reorder_cache(index)
+    return state
+
+
+def _eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def _transformers_generate(model: Any, ids: Tensor, mask: Tensor, new: int, cache: bool) -> Tensor:
+    """Return the logits of greedy search."""
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "num_beams": 1}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "pad_token_id": 0}
+    return torch.stack(model.generate(ids, attention_mask=mask, use_cache=cache, **options).logits, 1)
+
+
+def _saved_by_transformers(model: Any, folder: Path) -> nn.Module:
+    model.save_pretrained(folder)
+    return load_by_transformers(type(model).__name__, folder, dtype=model.dtype).eval()

@@ -1,0 +1,194 @@
+"""The models that can be audited, behind one interface: a call and its accepted arguments."""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+ABILITIES = (
+    "attention_mask",
+    "document_ids",
+    "state",
+    "use_cache",
+    "labels",
+    "num_items_in_batch",
+)
+"""Arguments of a call, beyond its input, that checks pass if the call accepts them."""
+
+Call = Callable[..., Any]
+
+
+class NotApplicableError(Exception):
+    """A check does not concern a model; the message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model to audit, in float32 or float64 and in evaluation mode.
+
+    call: `call(module, x, **named)` with any of `accepts`, a subset of `ABILITIES`. It returns outputs
+    [B, T, ...] (or [B, ...] for whole rows), with `state` a pair of outputs and state, and with `labels` the
+    loss. The `attention_mask` [B, S + T] includes the S tokens in the state. sample: draws x by a number of
+    rows, a length and a generator. pad: the id of padding, if there is any. causal: earlier outputs must not
+    depend on later inputs. fixed: x has no tokens, as an image. side: the part that reads x, such as
+    "source"; "" for the only part. generate: the logits [B, new, V] of greedy search for inputs, their mask,
+    a number of new tokens, and whether to use a cache. save: writes into a folder and loads. plain: the same
+    model with plain attention.
+    """
+
+    name: str
+    module: nn.Module
+    call: Call
+    accepts: frozenset[str]
+    sample: Callable[[int, int, torch.Generator], Tensor]
+    causal: bool
+    length: int = 12
+    fixed: bool = False
+    pad: int | None = None
+    side: str = ""
+    reorder: Callable[[Any, Tensor], Any] | None = None
+    generate: Callable[[nn.Module, Tensor, Tensor, int, bool], Tensor] | None = None
+    save: Callable[[nn.Module, Path], nn.Module] | None = None
+    plain: Callable[[nn.Module], nn.Module] | None = None
+
+    def draw(self, rows: int, length: int, seed: int = 0) -> Tensor:
+        """Return inputs [rows, length, ...]; longer inputs of a seed need not begin with shorter ones."""
+        x = self.sample(rows, length, torch.Generator().manual_seed(1000 * seed + length))
+        x = x.to(next(self.module.parameters(), x).device)
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the parameters."""
+        types = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        return next(types, torch.float32)
+
+    def needs(self, *names: str) -> None:
+        """Raise `NotApplicableError` if the call does not accept these arguments."""
+        if self.fixed:
+            raise NotApplicableError("the input has no tokens")
+        for name in names:
+            if name not in self.accepts:
+                raise NotApplicableError(f"the model accepts no {name}")
+
+    def run(self, x: Tensor, **named: Any) -> Tensor:
+        """Return the outputs; arguments that are None are left out."""
+        named = {name: value for name, value in named.items() if value is not None}
+        if named:
+            self.needs(*named)
+        output = self.call(self.module, x, **named)
+        return output[0] if isinstance(output, tuple) else output
+
+    def step(self, x: Tensor, state: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the outputs of tokens that follow `state`, and the next state."""
+        self.needs("state")
+        named = {"attention_mask": mask, "state": state, "use_cache": True}
+        named = {name: value for name, value in named.items() if value is not None}
+        if "use_cache" not in self.accepts:
+            del named["use_cache"]
+        return self.call(self.module, x, **named)
+
+    def reordered(self, state: Any, index: Tensor) -> Any:
+        """Return the state of the rows `index`."""
+        reorder = self.reorder
+        if reorder is not None:
+            return reorder(state, index)
+        return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.dim() else leaf, state)
+
+    def at(self, dtype: torch.dtype) -> Self:
+        """Return a copy of the model in another precision."""
+        module = copy.deepcopy(self.module).to(dtype)
+        set_experts: Any = getattr(module, "set_experts_implementation", None)
+        if set_experts is not None:
+            set_experts("eager")  # the others lack kernels for some types
+        return dataclasses.replace(self, module=module)
+
+    @cached_property
+    def per_token(self) -> bool:
+        """Whether outputs have a vector for each token."""
+        x = self.draw(2, 5)
+        with torch.no_grad():
+            return not self.fixed and self.run(x).shape[:2] == x.shape[:2]
+
+    @cached_property
+    def rounding(self) -> float:
+        """The relative difference that rounding can explain.
+
+        Two ways to compute the same numbers have errors of about eps times the condition of the problem, and
+        the distance from float64 measures that product for this model.
+        """
+        x, eps = self.draw(2, self.length), torch.finfo(self.dtype).eps
+        try:
+            with torch.no_grad():
+                noise = distance(self.run(x), _as(self.at(torch.float64), x))
+        except (RuntimeError, TypeError, ValueError):  # no float64
+            noise = 8 * eps
+        return min(1e-3, max(64 * eps, 32 * noise))
+
+
+def _as(subject: Subject, x: Tensor) -> Tensor:
+    return subject.run(x.to(subject.dtype) if x.is_floating_point() else x)
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest finite entry; infinite with NaN."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    if not actual.numel():
+        return 0.0
+    differences = torch.where(actual == expected, 0.0, (actual - expected).abs())
+    scale = expected.nan_to_num(0, 0, 0).abs().max()
+    return float((differences.nan_to_num(torch.inf).max() / scale.clamp(min=1e-30)).item())
+
+
+def module_subject(
+    module: nn.Module,
+    call: Call | None = None,
+    *,
+    vocab_size: int | None = None,
+    width: int | None = None,
+    sample: Callable[[int, int, torch.Generator], Tensor] | None = None,
+    **options: Any,
+) -> Subject:
+    """Return any module as a subject, see `polyformer.audit`."""
+    forward = call or module.forward
+    accepts = inspect.signature(forward).parameters.keys() & set(ABILITIES)
+    size = vocab_size or _table_size(module)
+
+    def draw(rows: int, length: int, generator: torch.Generator) -> Tensor:
+        if width is not None:
+            return torch.randn(rows, length, width, generator=generator)
+        return torch.randint(size, (rows, length), generator=generator)
+
+    for name in ("reorder", "reorder_cache", "_reorder_cache"):
+        if hasattr(module, name):
+            options.setdefault("reorder", lambda state, index, name=name: getattr(module, name)(state, index))
+    return Subject(
+        module=module,
+        call=call or (lambda module, x, **named: module(x, **named)),
+        accepts=frozenset(accepts),
+        sample=sample or draw,
+        **{"name": "model", "causal": True, **options},
+    )
+
+
+def _table_size(module: nn.Module) -> int:
+    """Return the size of the first table of tokens."""
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    return tables[0].num_embeddings if tables else 64
+
+
+def expanded(extras: Mapping[str, Tensor], x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the other inputs of a call [1, ...], repeated for the rows of x, in the model's precision."""
+    return {
+        name: (value.to(x.device, dtype) if value.is_floating_point() else value.to(x.device)).expand(
+            len(x), *value.shape[1:]
+        )
+        for name, value in extras.items()
+    }
