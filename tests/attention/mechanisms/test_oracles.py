@@ -130,6 +130,10 @@ def lsh(config: Any, head: Head) -> Array:
     return naive.lsh(*head.qkv, rounds, config.window, scale, config.key_eps, config.whole, head.causal)
 
 
+def chosen_blocks(config: Any, head: Head) -> Array:
+    return naive.chosen_blocks(*head.qkv, config.ranking(), head.documents, head.causal)
+
+
 def routing(config: Any, head: Head) -> Array:
     local = HEADS // 2 if config.local_heads is None else config.local_heads
     if head.number < local:
@@ -224,6 +228,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "linformer": linformer,
     "lsh": lsh,
     "memory_compressed": memory_compressed,
+    "moba": chosen_blocks,
     "performer": performer,
     "retention": recurrence,
     "rfa": rfa,
@@ -233,6 +238,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "sort_cut": sinkhorn,
     "ssd": ssd,
     "svd": svd,
+    "top_blocks": chosen_blocks,
 }
 """The equation of every kind of mechanism in the package."""
 

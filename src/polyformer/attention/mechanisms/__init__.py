@@ -3,6 +3,8 @@
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.chosen_blocks.moba import MobaConfig
+from polyformer.attention.mechanisms.chosen_blocks.top_blocks import TopBlocksConfig
 from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
 from polyformer.attention.mechanisms.linear.performer import PerformerConfig
 from polyformer.attention.mechanisms.linear.rfa import RFAConfig
@@ -34,6 +36,7 @@ __all__ = [
     "Mechanism",
     "MechanismConfig",
     "MemoryCompressedConfig",
+    "MobaConfig",
     "PerformerConfig",
     "RFAConfig",
     "RetentionConfig",
@@ -44,6 +47,7 @@ __all__ = [
     "SinkhornConfig",
     "SoftmaxConfig",
     "SortCutConfig",
+    "TopBlocksConfig",
 ]
 
 import_modules(__name__)
