@@ -113,6 +113,7 @@ REFUSALS = {
     },
     "lsh": {"supports_recurrence", "supports_context_parallel"},
     "memory_compressed": {"supports_recurrence", "supports_context_parallel"},
+    "moba": {"supports_recurrence", "supports_context_parallel"},
     "performer": {"supports_score_bias", "supports_recurrence"},
     "rfa": {"supports_score_bias", "supports_recurrence"},
     "routing": {"supports_recurrence", "supports_context_parallel"},
@@ -132,6 +133,7 @@ REFUSALS = {
         "supports_recurrence",
         "supports_context_parallel",
     },
+    "top_blocks": {"supports_recurrence", "supports_context_parallel"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 

@@ -30,6 +30,7 @@ from polyformer.attention.mechanisms import (
     LinformerConfig,
     LSHConfig,
     MemoryCompressedConfig,
+    MobaConfig,
     PerformerConfig,
     RetentionConfig,
     RFAConfig,
@@ -38,6 +39,7 @@ from polyformer.attention.mechanisms import (
     SoftmaxConfig,
     SortCutConfig,
     SSDConfig,
+    TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import (
@@ -98,6 +100,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "linformer": (lambda n: LinformerConfig(max_length=n, k=64, backend="tiled"), 1),
     "lsh": (lambda n: LSHConfig(rounds=2, buckets=32, window=64), 1),
     "memory_compressed": (lambda n: MemoryCompressedConfig(backend="tiled"), 2),
+    "moba": (lambda n: MobaConfig(block_size=side(n)), 1.5),
     "performer": (lambda n: PerformerConfig(features=32), 1),
     "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
@@ -106,6 +109,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
     "sort_cut": (lambda n: SortCutConfig(block_size=64, max_length=n), 1),
     "ssd": (lambda n: SSDConfig(), 1),
+    "top_blocks": (lambda n: TopBlocksConfig(block_size=side(n), keep=4, local=1), 1.5),
 }
 """For n tokens, and the exponent."""
 

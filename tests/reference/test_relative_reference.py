@@ -22,7 +22,7 @@ from polyformer.attention.positions import (
 from polyformer.attention.positions.alibi import slopes
 from polyformer.attention.positions.t5 import buckets
 from polyformer.core.sequence.context import Context
-from polyformer.nn.stack import AttentionConfig
+from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.bloom import modeling_bloom  # noqa: E402 - after the check
@@ -150,7 +150,7 @@ def test_shaws_keys_in_wav2vec2_bert():
         attn_implementation="eager",
     )
     theirs = wav2vec2.Wav2Vec2BertSelfAttention(config).double()
-    ours = AttentionConfig(num_attention_heads=HEADS).build(WIDTH).double()
+    ours = MultiHeadAttention(WIDTH, AttentionConfig(num_attention_heads=HEADS)).double()
     position = ShawConfig(clip=3, values=False).build(SHAPE).double()
     pairs = [
         (ours.query, theirs.linear_q),

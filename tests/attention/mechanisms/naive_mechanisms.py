@@ -338,3 +338,29 @@ def sinkhorn(
             products = np.stack(keys) @ q[token] / np.sqrt(q.shape[1])
             y[token] = weighted_mean(products, np.stack(values), np.array(factors))
     return y
+
+
+def chosen_blocks(
+    q: Array,
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    rule: Any,
+    documents: list[list[int]],
+    causal: bool,
+) -> Array:
+    """A query sees its near blocks, and of the other blocks of its document those with the best mean keys.
+
+    rule: `size` of a block of slots, `first` and `local` near blocks, number of `ranked` other blocks.
+    """
+    y = np.zeros((len(q), v.shape[1]))
+    for tokens in documents:
+        for i in tokens:
+            own, blocks = i // rule.size, {j // rule.size for j in tokens}
+            near = {b for b in blocks if b < rule.first or abs(b - own) < rule.local}
+            others = [b for b in blocks - near if b < own or not causal]
+            means = {b: k[[j for j in tokens if j // rule.size == b]].mean(0) for b in others}
+            seen = near | set(sorted(others, key=lambda b: -means[b] @ q[i])[: rule.ranked])
+            keys = [j for j in tokens if j // rule.size in seen and allowed[i, j]]
+            y[i] = weighted_mean(k[keys] @ q[i] / np.sqrt(q.shape[1]), v[keys])
+    return y

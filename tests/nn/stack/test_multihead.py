@@ -127,5 +127,5 @@ def test_another_sequence_is_read_without_a_pattern():
 )
 def test_what_is_wrong_is_named(options: dict[str, Any], message: str):
     with pytest.raises(InputError) as caught:
-        AttentionConfig(**options).build(6)
+        MultiHeadAttention(6, AttentionConfig(**options))
     assert str(caught.value) == message

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from polyformer.applications.linearizing.steps import LinearSchedule, Show, Steps
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
-from polyformer.nn.stack.multihead import PROJECTIONS, MultiHeadAttention
+from polyformer.nn.stack.attention_config import PROJECTIONS
+from polyformer.nn.stack.multihead import MultiHeadAttention
 from polyformer.training.precision import autocast
 
 NEW_RATE, COPIED_RATE = 1e-2, 1e-3

@@ -3,6 +3,8 @@
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
+from polyformer.attention.mechanisms.chosen_blocks.moba import MobaConfig
+from polyformer.attention.mechanisms.chosen_blocks.top_blocks import TopBlocksConfig
 from polyformer.attention.mechanisms.differential import DifferentialConfig
 from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
 from polyformer.attention.mechanisms.forgetting import ForgettingConfig
@@ -38,6 +40,7 @@ __all__ = [
     "Mechanism",
     "MechanismConfig",
     "MemoryCompressedConfig",
+    "MobaConfig",
     "PerformerConfig",
     "RFAConfig",
     "RetentionConfig",
@@ -48,6 +51,7 @@ __all__ = [
     "SinkhornConfig",
     "SoftmaxConfig",
     "SortCutConfig",
+    "TopBlocksConfig",
 ]
 
 import_modules(__name__)

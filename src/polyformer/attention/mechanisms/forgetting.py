@@ -90,10 +90,13 @@ class Forgetting(CachedAttention):
 
 def decay_between(forgotten: Tensor, context: Context) -> ScoreMod:
     """Return the function score - |F_i - F_j|, for F [B, H, Tk]; in a causal model F_j is the greater."""
+    # FlexAttention computes no gradient of a tensor that is indexed twice.
+    slots = context.offset + torch.arange(context.q_len, device=forgotten.device)
+    of_queries = forgotten.index_select(2, slots)
 
     @step("log of the gates between")
     @broadcasts
     def fade(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score - (forgotten[b, h, q_idx + context.offset] - forgotten[b, h, kv_idx]).abs()
+        return score - (of_queries[b, h, q_idx] - forgotten[b, h, kv_idx]).abs()
 
     return fade

@@ -15,7 +15,8 @@ from polyformer.nn.block import BlockConfig, SubLayer
 from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForwardConfig
 from polyformer.nn.memory import Memory
-from polyformer.nn.stack.multihead import AttentionConfig, MultiHeadAttention
+from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.multihead import MultiHeadAttention
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -80,8 +81,8 @@ class Layer(nn.Module):
         index: int,
     ):
         super().__init__()
-        self.attention = attention.build(hidden_size, index)
-        self.cross_attention: MultiHeadAttention | None = cross and cross.build(hidden_size, index)
+        self.attention = MultiHeadAttention(hidden_size, attention, index)
+        self.cross_attention = cross and MultiHeadAttention(hidden_size, cross, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
         self.block = block.for_layer(index).build(hidden_size, 2 if cross is None else 3, norm, dropout)
         self.tokenwise = norm.tokenwise

@@ -25,10 +25,10 @@ from polyformer.nn.depth import Depth, DepthConfig, DepthInput, FixedConfig, Hal
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
+from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
-from polyformer.nn.stack.multihead import AttentionConfig
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
 from polyformer.nn.stack.rolling import layer_context, stored_tokens, without_unread
 from polyformer.nn.stack.runners import (

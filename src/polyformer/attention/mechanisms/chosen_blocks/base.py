@@ -1,0 +1,119 @@
+"""Base of the mechanisms with chosen blocks."""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.splits.by_residue_class import join_by_lse
+from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.chosen_blocks.choice import BlockTable, Ranking, block_table, choose
+from polyformer.attention.mechanisms.chosen_blocks.gathered import gathered_attention
+from polyformer.attention.mechanisms.chosen_blocks.near_blocks import NearBlocks
+from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.softmax import recording
+from polyformer.core.ranges import Probability
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenBlocksConfig(MechanismConfig):
+    """Options of all members with chosen blocks; `ranking` is the rule."""
+
+    dropout: Probability = 0.0  # of attention weights
+    scale: float | None = None  # of scores of tokens; by default 1 / sqrt(D)
+    backend: MechanismBackend = "auto"  # "definition": dense, with a mask
+
+    separate_queries: ClassVar[bool] = True
+    eager: ClassVar[str] = "the sizes of its products depend on how many queries chose each block"
+
+    def ranking(self) -> Ranking:
+        """Return the rule by which a query chooses blocks."""
+        raise NotImplementedError
+
+    def build(self, num_heads: int, head_size: int) -> "ChosenBlocks":
+        """Return the module, which has no parameters."""
+        return ChosenBlocks(self)
+
+
+class ChosenBlocks(Mechanism):
+    """Softmax attention over the keys of near and of chosen blocks, with a KV cache as state."""
+
+    def __init__(self, config: ChosenBlocksConfig):
+        super().__init__()
+        self.config = config
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        return KeyValueCache(reserve=reserve)
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        """Return the cache with the new keys and values appended."""
+        _, _, extended = appended(state, k, v)
+        assert extended is not None
+        return extended
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return attention over the near and the chosen blocks of all keys, and the next cache."""
+        k, v, state = appended(state, k, v)
+        rule = self.config.ranking()
+        with without_autocast(q):
+            table = block_table(context, rule, q.device)
+            chosen = choose(q, k, table, rule.ranked)
+        # The meta device has no numbers for a mask: it traces the cost of inference.
+        trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) and not q.is_meta
+        plain = position is None or position.is_plain
+        dense = recording() or trained or not plain or self.config.backend == "definition"
+        if dense or (self.training and self.config.dropout):
+            return self._masked(q, k, v, context, position, table, chosen), state
+        with without_autocast(q):
+            near, near_lse = attend(
+                q,
+                k,
+                v,
+                pattern=NearBlocks(rule.size, rule.first, rule.local),
+                context=context,
+                scale=self.config.scale,
+                return_lse=True,
+            )
+            scale = q.shape[3] ** -0.5 if self.config.scale is None else self.config.scale
+            exact_q, exact_k, exact_v = (at_least_float32(x) for x in (q, k, v))
+            y, lse = gathered_attention(exact_q, exact_k, exact_v, chosen, table, scale)
+            return join_by_lse([y, near.to(y.dtype)], [lse, near_lse.to(y.dtype)])[0].to(q.dtype), state
+
+    def _masked(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        position: PositionTerms,
+        table: BlockTable,
+        chosen: Tensor,
+    ) -> Tensor:
+        """Return dense attention with the mask of the chosen blocks: the definition."""
+        seen = (chosen | table.near.unsqueeze(1)).expand(q.shape[0], *chosen.shape[1:])
+        numbers, offset = table.numbers.expand(q.shape[0], -1), context.offset
+        definition = self.config.backend == "definition"
+        # A mod is recorded with indices of 0, which may be before the first query.
+        return attend(
+            q,
+            k,
+            v,
+            mask_mod=lambda b, h, q_idx, kv_idx: seen[
+                b, h, (q_idx - offset).clamp_min(0), numbers[b, kv_idx]
+            ],
+            score_mod=None if position is None else position.score_mod(q, k, context),
+            relative=None if position is None else position.relative(q, k, context),
+            context=context,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+            backend="definition" if definition else "auto",
+        )

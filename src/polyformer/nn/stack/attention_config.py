@@ -1,0 +1,118 @@
+"""The configuration of multi-head attention: heads, projections and mechanism."""
+
+import dataclasses
+from typing import Literal
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ops.norms import NormConfig
+from polyformer.core.ranges import PositiveInt
+from polyformer.nn.stack.global_projections import check_global
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """The heads and projections of attention, and its mechanism."""
+
+    num_attention_heads: PositiveInt = 8
+    num_key_value_heads: PositiveInt | None = None  # by default the number of query heads
+    head_size: PositiveInt | None = None  # by default hidden_size / num_attention_heads
+    bias: bool | tuple[str, ...] = True  # of all four projections, or of the named ones
+    mechanism: MechanismConfig = SoftmaxConfig()
+    global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
+    qk_norm: NormConfig | None = None  # of queries and keys, before positions
+    qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
+
+    def __post_init__(self) -> None:
+        heads = self.num_attention_heads
+        if heads % self.kv_heads:
+            raise InputError(
+                f"num_key_value_heads: expected a divisor of the {heads} query heads, got {self.kv_heads}"
+            )
+        if self.mechanism.shares_queries and self.kv_heads != heads:
+            raise InputError(
+                f"num_key_value_heads: keys of {quote(self.mechanism.kind)} are its queries, "
+                f"expected {heads}, got {self.kv_heads}"
+            )
+        for option, count in (("num_attention_heads", heads), ("num_key_value_heads", self.kv_heads)):
+            if count % self.mechanism.head_multiple:
+                kind, multiple = quote(self.mechanism.kind), self.mechanism.head_multiple
+                raise InputError(f"{option}: {kind} needs a multiple of {multiple}, got {count}")
+        if self.global_projections:
+            check_global(self.mechanism)
+        self._check_qk_norm()
+        for name in () if isinstance(self.bias, bool) else self.bias:
+            if name not in PROJECTIONS:
+                raise unknown("bias", name, PROJECTIONS)
+
+    def _check_qk_norm(self) -> None:
+        """Raise `InputError` for a norm of queries and keys that has no definition here."""
+        if self.qk_norm is None:
+            return
+        kind = quote(self.qk_norm.kind)
+        if not self.qk_norm.tokenwise:
+            raise InputError(f"qk_norm: expected a norm of each token, such as 'rms', got {kind}")
+        if self.mechanism.shares_queries:
+            raise InputError(
+                f"qk_norm: keys of {quote(self.mechanism.kind)} are its queries, expected null, got {kind}"
+            )
+        if self.global_projections:
+            raise InputError(f"qk_norm: expected null with global_projections, got {kind}")
+
+    @classmethod
+    def expanded(cls, data: object, where: str) -> object:
+        """Return a mechanism or a pattern as the configuration of default heads with this mechanism."""
+        return data if _is_attention_config(data) else {"mechanism": data}
+
+    @classmethod
+    def notations(cls) -> str:
+        """Return the accepted forms of an attention configuration, for error messages."""
+        return f"{MechanismConfig.notations()}; or a mapping of options such as num_attention_heads"
+
+    def with_value(self, value: object, where: str) -> Config | None:
+        """Return the configuration with a new mechanism and the same heads, if `value` is a mechanism."""
+        if _is_attention_config(value):
+            return super().with_value(value, where)
+        mechanism = self.mechanism.with_value(value, where) or MechanismConfig.from_dict(value, where)
+        return dataclasses.replace(self, mechanism=mechanism)
+
+    def has_bias(self, projection: str) -> bool:
+        """Return whether the projection, one of `PROJECTIONS`, adds a bias."""
+        return self.bias if isinstance(self.bias, bool) else projection in self.bias
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key heads."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    def width(self, hidden_size: int) -> int:
+        """Return the head dimension in a model of `hidden_size`."""
+        if self.head_size is not None:
+            return self.head_size
+        if hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"num_attention_heads: expected a divisor of hidden_size {hidden_size}, "
+                f"got {self.num_attention_heads}; or give head_size"
+            )
+        return hidden_size // self.num_attention_heads
+
+    def can_skip_queries(self, layer: int) -> bool:
+        """Return whether layer `layer` can leave out the queries of tokens that halted."""
+        return self.mechanism.for_layer(layer).separate_queries and not self.global_projections
+
+    def cross(self, pattern: Pattern | None = None) -> "AttentionConfig":
+        """Return the configuration of cross-attention with the same heads.
+
+        pattern: between the two sequences; None for all keys.
+        """
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), global_projections=False)
+
+
+def _is_attention_config(data: object) -> bool:
+    """Return whether `data` describes the heads too, and not only the mechanism."""
+    return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)

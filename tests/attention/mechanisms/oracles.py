@@ -1,0 +1,243 @@
+"""The equation of each mechanism for one head, from its options and what its module has learned."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import naive_mechanisms as naive
+import naive_recurrences as recurrent
+import numpy as np
+import torch
+from naive_mechanisms import Array, Mask
+from torch import Tensor
+
+from polyformer.attention.patterns import Window
+
+ROWS, HEADS, WIDTH, LENGTH = 2, 4, 4, 13
+WINDOW = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One head of one row: its inputs, who may attend to whom, and where to find what the module has
+    learned."""
+
+    module: Any
+    number: int
+    q: Array
+    k: Array
+    v: Array
+    allowed: Mask
+    documents: list[list[int]]
+    causal: bool
+    gates: dict[str, Array]
+    others: tuple[Array, Array, Array]  # q, k, v [H, T, D] of all heads
+    heads: list["Head"]  # all heads of the row, for a norm over them
+
+    @property
+    def qkv(self) -> tuple[Array, Array, Array, Mask]:
+        return self.q, self.k, self.v, self.allowed
+
+    @property
+    def real(self) -> Mask:
+        return self.allowed.any(0)
+
+
+def array(x: Tensor) -> Array:
+    return x.detach().numpy()
+
+
+def softmax(config: Any, head: Head) -> Array:
+    allowed = head.allowed
+    if config.pattern is not None:
+        assert config.pattern == Window(WINDOW), "the equation of other patterns is their own tests'"
+        allowed = naive.windowed(allowed, WINDOW, WINDOW)
+    sink = None if head.module.sink is None else float(array(head.module.sink)[head.number])
+    return naive.softmax(head.q, head.k, head.v, allowed, config.scale, config.soft_cap, sink)
+
+
+def differential(config: Any, head: Head) -> Array:
+    """Half of the output of a pair of heads."""
+    half, (q, k, v) = HEADS // 2, head.others
+    pair = head.number % half, head.number % half + half
+    values = np.concatenate([v[number] for number in pair], 1)
+    y = naive.differential([(q[number], k[number]) for number in pair], values, head.allowed, head.module)
+    return y[:, :WIDTH] if head.number < half else y[:, WIDTH:]
+
+
+def forgetting(config: Any, head: Head) -> Array:
+    vector, bias = (array(x)[head.number] for x in (head.module.gate_vector, head.module.gate_bias))
+    gates = 1 / (1 + np.exp(-(head.k @ vector + bias)))
+    return naive.forgetting(*head.qkv, gates, head.real)
+
+
+def adaptive_span(config: Any, head: Head) -> Array:
+    z = float(np.clip(array(head.module.fraction)[head.number], 0, 1)) * config.max_span
+    return naive.spans(*head.qkv, np.full(len(head.q), z), config.ramp, config.max_span)
+
+
+def dynamic_span(config: Any, head: Head) -> Array:
+    vector, bias = array(head.module.vector)[head.number], array(head.module.bias)[head.number]
+    z = config.max_span / (1 + np.exp(-(head.q @ vector + bias)))
+    return naive.spans(*head.qkv, z, config.ramp, config.max_span)
+
+
+def svd(config: Any, head: Head) -> Array:
+    return naive.svd(*head.qkv, config.rank)
+
+
+def linformer(config: Any, head: Head) -> Array:
+    ranks = config.layers[0]
+    k = ranks[head.number % len(ranks)]
+    same = [h for h in range(HEADS) if ranks[h % len(ranks)] == k]  # heads of one k are one group of matrices
+    group = list(dict.fromkeys(ranks[h % len(ranks)] for h in range(HEADS))).index(k)
+    step, rows = config.max_length // k, []
+    for x, projections in ((head.k, head.module.keys), (head.v, head.module.values)):
+        weight = getattr(projections[group], "weight", None)
+        own = None if weight is None else array(weight)[same.index(head.number) % len(weight)]
+        if config.projection == "linear":
+            rows.append(naive.matrix_rows(x, head.real, own))
+        elif config.projection == "convolution":
+            rows.append(naive.convolved_rows(x, head.real, k, own))
+        else:
+            pool = {"mean": np.mean, "max": np.max}[config.projection]
+            rows.append(naive.pooled_rows(x, head.real, k, step, pool))
+    (keys, seen), (values, _) = rows
+    return naive.softmax(head.q, keys, values, np.broadcast_to(seen, (len(head.q), len(seen))))
+
+
+def performer(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    floor = config.floor if config.map == "trigonometric" else 0.0
+    return naive.performer(*head.qkv, w, config.map, floor)
+
+
+def rfa(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    sigma, gate = float(np.exp(array(head.module.log_sigma)[head.number])), None
+    if config.gated:
+        u, b = (array(x)[head.number] for x in (head.module.gate.vector, head.module.gate.bias))
+        gate = lambda k: float(1 / (1 + np.exp(-(u @ k + b))))  # noqa: E731 - the equation of the gate
+    return naive.rfa(*head.qkv, w, sigma, config.floor, gate, head.causal)
+
+
+def lsh(config: Any, head: Head) -> Array:
+    w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
+    rounds = np.split(w, config.rounds)
+    scale = 1.0 if config.unscaled else WIDTH**-0.5
+    return naive.lsh(*head.qkv, rounds, config.window, scale, config.key_eps, config.whole, head.causal)
+
+
+def chosen_blocks(config: Any, head: Head) -> Array:
+    return naive.chosen_blocks(*head.qkv, config.ranking(), head.documents, head.causal)
+
+
+def routing(config: Any, head: Head) -> Array:
+    local = HEADS // 2 if config.local_heads is None else config.local_heads
+    if head.number < local:
+        size = config.local_window - 1
+        return naive.softmax(head.q, head.k, head.v, naive.windowed(head.allowed, size, size))
+    centres = array(head.module.centroids.centres)[head.number - local]
+    return naive.routing(*head.qkv, centres, config.window, config.share_queries, head.causal)
+
+
+def memory_compressed(config: Any, head: Head) -> Array:
+    kernels = head.module.key_kernel, head.module.value_kernel
+    own = tuple(array(kernel)[head.number] for kernel in kernels)
+    return naive.memory_compressed(*head.qkv, own, config.stride, head.documents, head.causal)
+
+
+def sinkhorn(config: Any, head: Head) -> Array:
+    net = head.module.net
+    parameters = net.hidden, net.hidden_bias, net.scores, net.scores_bias
+    own = [array(parameter)[head.number] for parameter in parameters]
+    return naive.sinkhorn(*head.qkv, own, config, head.documents, head.causal)
+
+
+def linear(config: Any, head: Head) -> Array:
+    phi = lambda x: np.where(x > 0, x + 1, np.exp(x))  # noqa: E731 - elu(x) + 1
+    values = np.concatenate([head.v, np.ones((len(head.v), 1))], 1)
+    y = recurrent.scan(phi(head.q), phi(head.k), values, head.documents, head.causal)
+    return y[:, :-1] / np.maximum(y[:, -1:], 1e-300)
+
+
+def own_gate(head: Head, name: str) -> Array:
+    """The channels of a gate [T, C] that belong to the head."""
+    return np.split(head.gates[name], HEADS, 1)[head.number]
+
+
+def convolved(config: Any, head: Head) -> list[Array]:
+    if config.short_convolution is None:
+        return [head.q, head.k, head.v]
+    taps = array(head.module.taps)[:, :, head.number]
+    tables = enumerate((head.q, head.k, head.v))
+    return [recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in tables]
+
+
+def recurrence(config: Any, head: Head) -> Array:
+    """The scan of a member's keys, values and gates, with the norm and the gate of its output."""
+    module, number = head.module, head.number
+    q, k, v = convolved(config, head)
+    decay = erase = None
+    if "erase" in head.gates:
+        erase = recurrent.sigmoid(own_gate(head, "erase")) * (2 if getattr(config, "reflect", False) else 1)
+        q, k, v = recurrent.unit(q), recurrent.unit(k), v * erase
+    if config.kind == "retention":
+        decay = np.full((len(q), 1), np.log(1 - 2.0 ** (-5 - number)))
+    elif config.kind == "gla":
+        w, b = (np.split(array(x), HEADS)[number] for x in (module.decay.weight, module.decay.bias))
+        decay = np.log(recurrent.sigmoid(head.gates["low_rank"] @ w.T + b)) / config.temperature
+    elif config.kind == "gated_delta":
+        rate, bias = (array(x)[number] for x in (module.log_rate, module.bias))
+        decay = -np.exp(rate) * recurrent.softplus(own_gate(head, "decay") + bias)
+    y = recurrent.scan(q * WIDTH**-0.5, k, v, head.documents, head.causal, decay, erase)
+    y = recurrent.rms_norm(y, array(module.norm.weight))
+    return y * recurrent.silu(own_gate(head, "output")) if config.output_gate else y
+
+
+def ssd(config: Any, head: Head) -> Array:
+    """The norm is over the channels of all heads."""
+    outputs = []
+    for each in head.heads:
+        q, k, v = convolved(config, each)
+        parameters = each.module.log_rate, each.module.bias, each.module.residual
+        rate, bias, residual = (array(x)[each.number] for x in parameters)
+        step = recurrent.softplus(own_gate(each, "step") + bias)
+        y = recurrent.scan(q, k, v * step, each.documents, each.causal, -np.exp(rate) * step) + residual * v
+        outputs.append(y * recurrent.silu(own_gate(each, "output")))
+    size = np.mean(np.square(outputs), (0, 2))[:, None] + 1e-5
+    return outputs[head.number] / np.sqrt(size) * array(head.module.norm.weight)
+
+
+def alternate(config: Any, head: Head) -> Array:
+    """Outside a stack there is one layer, the first."""
+    first = config.for_layer(0)
+    return ORACLES[first.kind](first, head)
+
+
+ORACLES: dict[str, Callable[[Any, Head], Array]] = {
+    "adaptive_span": adaptive_span,
+    "alternate": alternate,
+    "delta": recurrence,
+    "dynamic_span": dynamic_span,
+    "gated_delta": recurrence,
+    "gla": recurrence,
+    "linear": linear,
+    "differential": differential,
+    "forgetting": forgetting,
+    "linformer": linformer,
+    "lsh": lsh,
+    "memory_compressed": memory_compressed,
+    "moba": chosen_blocks,
+    "performer": performer,
+    "retention": recurrence,
+    "rfa": rfa,
+    "routing": routing,
+    "sinkhorn": sinkhorn,
+    "softmax": softmax,
+    "sort_cut": sinkhorn,
+    "ssd": ssd,
+    "svd": svd,
+    "top_blocks": chosen_blocks,
+}
+"""The equation of every kind of mechanism in the package."""
