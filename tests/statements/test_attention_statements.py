@@ -16,7 +16,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig
+from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
 
 TINY = {
     "vocab_size": 31,
@@ -113,7 +113,8 @@ def test_attention_is_linear_in_its_values_only():
 def test_several_heads_cost_as_much_as_a_single_head():
     counts = set()
     for heads in (1, 2, 8):
-        module = AttentionConfig(num_attention_heads=heads).override("backend", "definition").build(64)
+        config = AttentionConfig(num_attention_heads=heads).override("backend", "definition")
+        module = MultiHeadAttention(64, config)
         with FlopCounterMode(display=False) as counter:
             position = NoPositionConfig().build(Shape(hidden_size=64))
             module(torch.randn(1, 32, 64), Context(32, 32), position)

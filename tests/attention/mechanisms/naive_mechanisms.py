@@ -120,66 +120,6 @@ def convolved_rows(x: Array, real: Mask, count: int, kernel: Array) -> tuple[Arr
     return rows, seen
 
 
-def performer(q: Array, k: Array, v: Array, allowed: Mask, w: Array, features: str, floor: float) -> Array:
-    """y_i = sum_j (phi(q_i') . phi(k_j')) v_j / sum_j phi(q_i') . phi(k_j'), x' = x / D^(1/4)."""
-    count = len(w)
-
-    def phi(x: Array) -> Array:
-        a = w @ x
-        if features == "positive":
-            return np.exp(a - x @ x / 2) / np.sqrt(count)
-        if features == "relu":
-            return np.maximum(a, 0) + 1e-3
-        return np.exp(x @ x / 2) * np.concatenate([np.cos(a), np.sin(a)]) / np.sqrt(count)
-
-    q, k = q / q.shape[1] ** 0.25, k / k.shape[1] ** 0.25
-    y = np.zeros((len(q), v.shape[1]))
-    for i in range(len(q)):
-        keys = np.flatnonzero(allowed[i])
-        if not len(keys):
-            continue
-        products = np.array([phi(q[i]) @ phi(k[j]) for j in keys])
-        # What the denominator would be if all angles were 0: its floor is a share of that.
-        least = floor * sum(np.exp(q[i] @ q[i] / 2 + k[j] @ k[j] / 2) for j in keys)
-        total = products.sum()
-        y[i] = products @ v[keys] / (max(total, least) if floor else total)
-    return y
-
-
-def rfa(
-    q: Array,
-    k: Array,
-    v: Array,
-    allowed: Mask,
-    w: Array,
-    sigma: float,
-    floor: float,
-    gate: Callable[[Array], float] | None,
-    causal: bool,
-) -> Array:
-    """S_t = g_t S_(t-1) + (1 - g_t) v_t phi(k_t)^T, z likewise, y_t = S_t phi(q_t) / (z_t . phi(q_t)).
-
-    Without a gate S_t = S_(t-1) + v_t phi(k_t)^T. Without causality a query reads the sums over all its keys,
-    each weighted by 1 - g.
-    """
-
-    def phi(x: Array) -> Array:
-        a = w @ (x / np.linalg.norm(x)) / sigma
-        return np.concatenate([np.sin(a), np.cos(a)]) / np.sqrt(len(w))
-
-    y = np.zeros((len(q), v.shape[1]))
-    for i in range(len(q)):
-        s, z, mass = np.zeros((v.shape[1], 2 * len(w))), np.zeros(2 * len(w)), 0.0
-        for j in np.flatnonzero(allowed[i]):
-            g = 0.0 if gate is None else gate(k[j])
-            kept, share = (g if causal and gate is not None else 1.0), 1 - g
-            s = kept * s + share * np.outer(v[j], phi(k[j]))
-            z, mass = kept * z + share * phi(k[j]), kept * mass + share
-        if allowed[i].any():
-            y[i] = s @ phi(q[i]) / max(z @ phi(q[i]), floor * mass)
-    return y
-
-
 def last_of_bucket(same: Mask, i: int, window: int, after: int) -> list[int]:
     """Of the slots `same` as i: the last `window` at or before i, and the next `after` of them."""
     slots = [int(j) for j in np.flatnonzero(same)]

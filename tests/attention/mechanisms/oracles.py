@@ -109,7 +109,7 @@ def linformer(config: Any, head: Head) -> Array:
 def performer(config: Any, head: Head) -> Array:
     w = array(head.module.directions(torch.zeros((), dtype=torch.float64)))
     floor = config.floor if config.map == "trigonometric" else 0.0
-    return naive.performer(*head.qkv, w, config.map, floor)
+    return recurrent.performer(*head.qkv, w, config.map, floor)
 
 
 def rfa(config: Any, head: Head) -> Array:
@@ -118,7 +118,7 @@ def rfa(config: Any, head: Head) -> Array:
     if config.gated:
         u, b = (array(x)[head.number] for x in (head.module.gate.vector, head.module.gate.bias))
         gate = lambda k: float(1 / (1 + np.exp(-(u @ k + b))))  # noqa: E731 - the equation of the gate
-    return naive.rfa(*head.qkv, w, sigma, config.floor, gate, head.causal)
+    return recurrent.rfa(*head.qkv, w, sigma, config.floor, gate, head.causal)
 
 
 def lsh(config: Any, head: Head) -> Array:

@@ -67,7 +67,7 @@ def new_attention(pattern: Pattern, heads: int = 2, groups: int | None = None) -
         global_projections=True,
         mechanism=SoftmaxConfig(pattern=pattern),
     )
-    return config.build(6).double().eval()
+    return MultiHeadAttention(6, config).double().eval()
 
 
 def is_global(context: Context, row: int, slot: int, first: int, marked: bool) -> bool:
@@ -297,15 +297,15 @@ def test_patterns_without_global_tokens_are_refused(pattern: Pattern | None, mes
 def test_a_layer_without_global_tokens_is_refused():
     pattern = PerLayer((Window(2) | Global(1), Window(2)))
     config = AttentionConfig(mechanism=SoftmaxConfig(pattern=pattern), global_projections=True)
-    config.build(8, 0)
+    MultiHeadAttention(8, config, 0)
     with pytest.raises(InputError, match="global_projections: expected a pattern with"):
-        config.build(8, 1)
+        MultiHeadAttention(8, config, 1)
 
 
 def test_dropout_reaches_global_tokens_too():
     module = new_attention(Window(1) | Global(11))
     mechanism = dataclasses.replace(module.config.mechanism, dropout=0.5)
-    module = dataclasses.replace(module.config, mechanism=mechanism).build(6).double()
+    module = MultiHeadAttention(6, dataclasses.replace(module.config, mechanism=mechanism)).double()
     x = torch.randn(1, LENGTH, 6, dtype=torch.float64)
     item, another = (module.train()(x, Context(LENGTH, LENGTH), NO_POSITION)[0] for _ in range(2))
     assert not torch.equal(item, another)

@@ -20,7 +20,7 @@ NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 
 def new_attention(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:
     torch.manual_seed(0)
-    return config.build(hidden_size).double().eval()
+    return MultiHeadAttention(hidden_size, config).double().eval()
 
 
 def normed(x: Tensor, norm: Any) -> Tensor:
