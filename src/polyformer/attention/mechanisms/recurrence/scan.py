@@ -30,6 +30,9 @@ from torch import Tensor
 CHUNK = 32
 """Tokens of a chunk, a power of 2. With 64 the pairs and their triangular system cost twice as much."""
 
+GPU_CHUNK = 128
+"""The same on a GPU, where launching the kernels of a chunk takes longer than its products."""
+
 SEGMENT = 512
 """Tokens of the chunks that a CPU computes together: their tables fit a core's cache."""
 
@@ -103,9 +106,10 @@ def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, 2), state
 
 
-def chunked_scan(tokens: ScanInputs, state: Tensor, size: int = CHUNK) -> tuple[Tensor, Tensor]:
+def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the same as `recurrence`, in chunks of `size` tokens, a power of 2."""
     length = tokens.q.shape[2]
+    size = size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
     if length == 1:
         return recurrence(tokens, state)
     outputs = []
