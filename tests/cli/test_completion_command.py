@@ -47,7 +47,7 @@ def completed(script: Path, folder: Path, *words: str) -> list[str]:
         (["train", "wiki"], {"wikitext2"}),
         (["train", "--st"], {"--steps", "--stages"}),
         (["train", "--device", ""], {"auto", "cpu", "cuda"}),
-        (["train", "--model.attention", "l"], {"linformer", "lsh"}),
+        (["train", "--model.attention", "l"], {"linear", "linformer", "lsh"}),
         (["train", "--training.cl"], {"--training.clip"}),
         (["train", "--data", "no"], {"notes.txt"}),
         (["evaluate", "r"], {"runs"}),

@@ -17,8 +17,10 @@ from polyformer.attention.mechanisms import (
     AlternateConfig,
     DynamicSpanConfig,
     ForgettingConfig,
+    MobaConfig,
     SoftmaxConfig,
     SVDConfig,
+    TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern, Window
@@ -45,7 +47,9 @@ COVERING: dict[str, MechanismConfig] = {
     "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
     "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
     "forgetting": ForgettingConfig(gate_bias=90.0),
+    "moba": MobaConfig(),
     "svd": SVDConfig(rank=LENGTH),
+    "top_blocks": TopBlocksConfig(),
     "alternate": AlternateConfig(
         mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
     ),
@@ -60,6 +64,7 @@ OTHERS = {
     "routing": "its queries and keys have length 1",
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
+    **dict.fromkeys(("delta", "gated_delta", "gla", "linear", "retention", "ssd"), "it has no softmax"),
 }
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms import LinearAttentionConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
+from polyformer.core.errors import InputError
+from polyformer.core.ops.softmax import recorded
+from polyformer.core.sequence.context import Context
 
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
 
@@ -64,3 +68,21 @@ def test_a_segment_is_longer_than_the_cache_of_a_chunk():
     tokens = ScanInputs(q, k / k.norm(dim=-1, keepdim=True), v, erase=torch.rand(1, 2, 1100, 1))
     actual, expected = (run(tokens, torch.zeros(1, 2, 8, 8)) for run in (chunked_scan, recurrence))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_recorded_weights_are_those_of_the_values(causal: bool):
+    """Linear attention without a state; a state has no weights of single tokens."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 2, 9, WIDTH, dtype=torch.float64) for _ in range(3))
+    module, context = LinearAttentionConfig().build(2, WIDTH), Context(9, 9, causal=causal)
+    with recorded() as records:
+        y, state = module(q, k, v, context, module.new_state(0), None)
+    torch.testing.assert_close(records[0] @ v, y)
+    if causal:
+        torch.testing.assert_close(records[0], records[0].tril())
+        with (
+            recorded(),
+            pytest.raises(InputError, match="output_attentions: the state of a recurrence has no"),
+        ):
+            module(q, k, v, Context(9, 18, causal=True), state, None)

@@ -12,7 +12,7 @@ from polyformer.applications.audit.adaptors import load_model, subjects
 from polyformer.applications.audit.checks import CHECKS, Check, Gap, find
 from polyformer.applications.audit.report import Report, Result, checked
 from polyformer.applications.audit.subject import NotApplicableError, Subject
-from polyformer.core.errors import unknown
+from polyformer.core.errors import quote, unknown
 
 ACCURATE = torch.float32, torch.float64
 
@@ -99,7 +99,7 @@ def _result(check: Check, subject: Subject, reasons: Mapping[str, str]) -> Resul
     figures = f"relative difference {gap.figure:.1e}, rounding explains {gap.limit:.1e}"
     sentence = f"{check.sentence} ({figures}{note})"
     model = repr(subject.name) if subject.name != "model" else "model"
-    side = f", side={subject.side!r}" if subject.side else ""
+    side = f", side={quote(subject.side)}" if subject.side else ""
     values = "".join(f", {name}={size}" for name, size in sizes.items())
     code = f"polyformer.applications.audit.measure({model}, {check.name!r}{side}{values})"
     result = Result(check.name, subject.side, "finding", sentence, gap.figure, gap.limit, sizes, code)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyformer.applications.audit.checks import CHECKS
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.parsing import parse_yaml
@@ -118,5 +118,5 @@ def checked(reasons: Mapping[Any, Any], where: str) -> dict[str, str]:
         if check not in CHECKS:
             raise unknown(f"{where}: check", check, CHECKS)
         if not isinstance(reason, str) or not reason.strip():
-            raise InputError(f"{where}: {name}: expected a reason as text, got {reason!r}")
+            raise InputError(f"{where}: {name}: expected a reason as text, got {quote(reason)}")
     return dict(reasons)

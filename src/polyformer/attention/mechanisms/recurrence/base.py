@@ -27,10 +27,11 @@ from polyformer.attention.mechanisms.base import (
     check_head_size,
 )
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
+from polyformer.core.errors import InputError
 from polyformer.core.ops.depthwise_convolution import depthwise_convolution
 from polyformer.core.ops.norms import RMSNorm
 from polyformer.core.ops.precision import at_least_float32, without_autocast
-from polyformer.core.ops.softmax import recording
+from polyformer.core.ops.softmax import record, recording
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -49,7 +50,6 @@ class RecurrenceConfig(MechanismConfig):
     backend: MechanismBackend = "auto"  # "definition": token by token
 
     supports_score_bias: ClassVar[bool] = False
-    pairs: ClassVar[bool] = False
     reasons: ClassVar[Mapping[str, str]] = {
         "supports_score_bias": "its state sums keys before queries read them, so single scores do not exist"
     }
@@ -130,8 +130,6 @@ class Recurrence(Mechanism):
         By default gates are 0, and the output has no gate.
         """
         assert isinstance(state, RecurrentState | None)
-        if recording():
-            refuse_recording(context)
         past, dtype, queries = state or RecurrentState(), q.dtype, q.shape[2]
         with without_autocast(q):
             # Keys without queries get queries of zeros, and their outputs are dropped.
@@ -140,6 +138,8 @@ class Recurrence(Mechanism):
             table = self._gates(k, gates)
             q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
             scan = self._masked(self.inputs(q, k, v, table), context, past)
+            if recording():
+                self._record(scan, context, past, queries)
             y, matrix = self._scan(scan, context, past.matrix)
             y = self.output(y, v, table)[:, :, -queries:].to(dtype)
             if context.kv_valid is not None:
@@ -149,6 +149,24 @@ class Recurrence(Mechanism):
     def per_head(self, gate: Tensor) -> Tensor:
         """Return a gate [B, T, H c] by heads, [B, H, T, c]."""
         return gate.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def weights(self, scan: ScanInputs, context: Context) -> Tensor:
+        """Return the weight of every token's value in every output of the scan, [B, H, T, T]."""
+        # Outputs are linear in the values: those of unit vectors are the weights.
+        units = torch.eye(scan.v.shape[2], dtype=scan.v.dtype, device=scan.v.device)
+        return self._scan(
+            dataclasses.replace(scan, v=units.expand(*scan.v.shape[:2], -1, -1)), context, None
+        )[0]
+
+    def _record(self, scan: ScanInputs, context: Context, past: RecurrentState, queries: int) -> None:
+        """Record the weights of a call without a past."""
+        refuse_recording(context)
+        if past.matrix is not None:
+            raise InputError(
+                "output_attentions: the state of a recurrence has no weights of single tokens; "
+                "pass the whole input at once"
+            )
+        record(self.weights(scan, context)[:, :, -queries:])
 
     def _gates(self, k: Tensor, gates: Tensor | None) -> dict[str, Tensor]:
         """Return each gate [B, T, C] in the precision of the keys."""

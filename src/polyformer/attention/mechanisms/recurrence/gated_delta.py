@@ -40,11 +40,6 @@ class GatedDeltaConfig(RecurrenceConfig):
         """Return the module with A, c, short convolutions and an output norm."""
         return GatedDelta(self, num_heads, head_size)
 
-    @classmethod
-    def examples(cls) -> tuple["GatedDeltaConfig", ...]:
-        """Return the default, and a config without convolutions."""
-        return cls(), cls(short_convolution=None)
-
 
 class GatedDelta(Recurrence):
     """The scan of b v for unit keys, with the gate b and the decay log a."""

@@ -41,8 +41,8 @@ class GLAConfig(RecurrenceConfig):
 
     @classmethod
     def examples(cls) -> tuple["GLAConfig", ...]:
-        """Return a config of low rank, and a config with short convolutions."""
-        return cls(rank=3), cls(rank=2, short_convolution=3)
+        """Return a config of low rank with short convolutions."""
+        return (cls(rank=3, short_convolution=3),)
 
 
 class GatedLinearAttention(Recurrence):

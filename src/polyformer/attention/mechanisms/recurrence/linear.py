@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.recurrence.base import Recurrence, RecurrenceConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
+from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,3 +43,9 @@ class LinearAttention(Recurrence):
         """Return numerators over denominators; zeros for a query without keys, as both are 0."""
         total = y[..., -1:]
         return y[..., :-1] / torch.where(total > 0, total, 1)
+
+    def weights(self, scan: ScanInputs, context: Context) -> Tensor:
+        """Return the share of every value in every output, [B, H, T, T]."""
+        weights = super().weights(scan, context)
+        total = weights.sum(-1, keepdim=True)
+        return weights / torch.where(total > 0, total, 1)

@@ -40,11 +40,6 @@ class SSDConfig(RecurrenceConfig):
         """Return the module with A, c, r, short convolutions and an output norm."""
         return SSD(self, num_heads, head_size)
 
-    @classmethod
-    def examples(cls) -> tuple["SSDConfig", ...]:
-        """Return the default, and a config without convolutions."""
-        return cls(), cls(short_convolution=None)
-
 
 class SSD(Recurrence):
     """The scan of d v with the decay d A."""
