@@ -43,6 +43,6 @@ def depthwise_convolution(
             numbers = F.pad(doc, (left - before, width - 1 - left))  # `padded` is zero beyond the text anyway
             same = numbers[:, tap : tap + length] == doc[:, before:]
             neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
-        y = y + taps[tap] * neighbours
+        y = torch.addcmul(y, neighbours, taps[tap])
     last = slice(max(0, x.shape[1] - width + 1), None)
     return y, x[:, last], None if doc is None else doc[:, last]
