@@ -90,8 +90,7 @@ class Recurrence(Mechanism):
         check_head_size(head_size)
         self.config, self.num_heads, self.head_size = config, num_heads, head_size
         if config.short_convolution is not None:
-            # Query heads, key heads and value heads differ in number only when called, so every head has
-            # taps.
+            # Key heads are repeated for the query heads, so every head has taps of its keys.
             self.taps = nn.Parameter(torch.empty(config.short_convolution, 3, num_heads, head_size))
             nn.init.uniform_(self.taps, -(config.short_convolution**-0.5), config.short_convolution**-0.5)
         self.norm = RMSNorm(head_size, eps=1e-5) if config.output_norm else None

@@ -5,7 +5,7 @@
 
 x is the input of the layer. With b_t = 1 the state returns exactly v_t for k_t. q, k and v pass a short
 convolution first. b_t up to 2 (`reflect`) lets the state turn a direction around, which tracking a parity
-needs. Schlag et al. 2021, equations 22 to 25; Yang et al. 2024 (DeltaNet), sections 3.1 and 3.3; Grazzi et
+needs. Schlag et al. 2021, section 4.2; Yang et al. 2024 (DeltaNet), sections 3.1 and 3.3; Grazzi et
 al. 2025 for `reflect`.
 """
 

@@ -6,7 +6,7 @@
 
 A and c are learned per head, x is the input of the layer. q, k and v pass a short convolution first. The
 decay clears the state at once, the delta rule changes one value. Yang et al. 2025 (Gated DeltaNet), equation
-10 and section 3.4. Qwen3-Next and Kimi have layers of this kind.
+10 and section 3.4. Qwen3-Next has layers of this kind.
 """
 
 import dataclasses
