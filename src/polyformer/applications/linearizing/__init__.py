@@ -5,6 +5,6 @@ et al. 2025 (LoLCATs), section 3.
 """
 
 from polyformer.applications.linearizing.attention_transfer import transfer_attention
-from polyformer.applications.linearizing.low_rank_tuning import tune_low_rank
+from polyformer.applications.linearizing.low_rank_tuning import check_tunable, tune_low_rank
 
-__all__ = ["transfer_attention", "tune_low_rank"]
+__all__ = ["check_tunable", "transfer_attention", "tune_low_rank"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.linearizing.steps import LinearSchedule, Show, Steps
+from polyformer.applications.linearizing.steps import Show, Steps
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.attention_config import PROJECTIONS
@@ -36,7 +36,6 @@ def transfer_attention(
     old.eval().requires_grad_(False)
     new.train().requires_grad_(False)
     optimizer = torch.optim.AdamW(_groups([attention for _, attention in pairs]), weight_decay=0.0)
-    schedule = LinearSchedule(optimizer, steps.count)
     device = next(new.parameters()).device
     losses = [0.0] * len(pairs)
 
@@ -55,12 +54,14 @@ def transfer_attention(
         old_attention.register_forward_hook(learn(layer), with_kwargs=True)
         for layer, (old_attention, _) in enumerate(pairs)
     ]
+
+    def backward(ids: Tensor) -> float:
+        with torch.no_grad(), autocast(steps.precision, device):
+            old(ids)
+        return sum(losses) / len(losses)
+
     try:
-        for ids in steps.batches(device):
-            with torch.no_grad(), autocast(steps.precision, device):
-                old(ids)
-            schedule.step()
-            show(schedule.done * ids.numel(), sum(losses) / len(losses))
+        steps.train(optimizer, backward, show)
     finally:
         for handle in handles:
             handle.remove()

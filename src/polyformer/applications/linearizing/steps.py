@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
-WARMUP = 10
-"""Steps until the full learning rate."""
+from polyformer.training.schedules import Linear
 
-LAST = 0.05
-"""The share of the learning rate that is left at the last step."""
+SCHEDULE = Linear(warmup=10, floor=0.05)
+"""The learning rate rises for ten steps and falls to a twentieth at the last."""
 
 Show = Callable[[int, float], None]
 """A function called after every step with the number of tokens read and the loss."""
@@ -45,19 +45,18 @@ class Steps:
             yield table[order[: self.batch].to(device)]
             order = order[self.batch :]
 
+    def train(
+        self, optimizer: torch.optim.Optimizer, backward: Callable[[Tensor], float], show: Show
+    ) -> None:
+        """Update the parameters of `optimizer` after each batch.
 
-class LinearSchedule:
-    """An optimizer with a learning rate that rises for `WARMUP` steps and falls to `LAST` of its value."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, count: int):
-        self.optimizer, self.count, self.done = optimizer, count, 0
-        self.rates = [group["lr"] for group in optimizer.param_groups]
-
-    def step(self) -> None:
-        """Apply the gradients and set them to None."""
-        share = min(1.0, (self.done + 1) / WARMUP) * max(LAST, 1 - self.done / self.count)
-        for group, rate in zip(self.optimizer.param_groups, self.rates):
-            group["lr"] = rate * share
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.done += 1
+        backward: computes the gradients of a batch of token ids and returns its loss.
+        """
+        rates = LambdaLR(optimizer, lambda done: SCHEDULE.factor(done + 1, self.count))
+        device = optimizer.param_groups[0]["params"][0].device
+        for number, ids in enumerate(self.batches(device), 1):
+            loss = backward(ids)
+            optimizer.step()
+            rates.step()
+            optimizer.zero_grad()
+            show(number * ids.numel(), loss)

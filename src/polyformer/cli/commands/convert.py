@@ -81,8 +81,8 @@ class ConvertOptions:
     )
     transfer_tokens: PositiveInt = option("with --transfer: tokens to learn from (default: 500000)", 500_000)
     tune_tokens: NonNegativeInt = option(
-        "with --transfer, for a decoder: then tune all projections by matrices of rank 8 on so many tokens "
-        "of the text (default: 0)",
+        "with --transfer, for a decoder: then tune all projections by matrices of rank 8 on N tokens of "
+        "the text (default: 0)",
         0,
     )
     precision: Literal["no", "bf16"] = option(

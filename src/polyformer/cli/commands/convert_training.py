@@ -51,10 +51,13 @@ def learn_attention(
     old: "Transformer", new: "Transformer", folder: str, text: str, training: Training
 ) -> "Transformer":
     """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
-    from polyformer.applications.linearizing import transfer_attention, tune_low_rank
+    from polyformer.applications.linearizing import check_tunable, transfer_attention, tune_low_rank
     from polyformer.applications.linearizing.steps import Steps
     from polyformer.training.recipes.run import choose_device
 
+    # The transfer takes minutes, so a model that cannot be tuned is refused before it.
+    if training.tune_tokens:
+        check_tunable(new)
     longest = max(training.transfer_tokens, training.tune_tokens)
     rows = rows_of_text(new, folder, text, TRANSFER_LENGTH, longest)
     device = choose_device("auto")
