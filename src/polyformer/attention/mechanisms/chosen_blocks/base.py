@@ -9,11 +9,12 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.mechanisms.chosen_blocks.choice import BlockTable, Ranking, block_table, choose
 from polyformer.attention.mechanisms.chosen_blocks.gathered import gathered_attention
 from polyformer.attention.mechanisms.chosen_blocks.near_blocks import NearBlocks
-from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import Probability
@@ -41,21 +42,12 @@ class ChosenBlocksConfig(MechanismConfig):
         return ChosenBlocks(self)
 
 
-class ChosenBlocks(Mechanism):
+class ChosenBlocks(CachedAttention):
     """Softmax attention over the keys of near and of chosen blocks, with a KV cache as state."""
 
     def __init__(self, config: ChosenBlocksConfig):
         super().__init__()
         self.config = config
-
-    def new_state(self, reserve: int) -> KeyValueCache:
-        return KeyValueCache(reserve=reserve)
-
-    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
-        """Return the cache with the new keys and values appended."""
-        _, _, extended = appended(state, k, v)
-        assert extended is not None
-        return extended
 
     @guarded
     def forward(
