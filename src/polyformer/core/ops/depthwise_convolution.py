@@ -35,12 +35,13 @@ def depthwise_convolution(
     # A causal convolution reads only backwards; otherwise it is centred.
     left = width - 1 if causal else (width - 1) // 2
     padded = F.pad(x, (0, 0, left - before, width - 1 - left))
+    # Numbers beyond the text do not matter: `padded` is zero there.
+    numbers = None if doc is None else F.pad(doc, (left - before, width - 1 - left))
     y = torch.zeros_like(x[:, before:])
     # A sum over w shifted copies.
     for tap in range(width):
         neighbours = padded[:, tap : tap + length]
-        if doc is not None:
-            numbers = F.pad(doc, (left - before, width - 1 - left))  # `padded` is zero beyond the text anyway
+        if doc is not None and numbers is not None:
             same = numbers[:, tap : tap + length] == doc[:, before:]
             neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
         y = torch.addcmul(y, neighbours, taps[tap])
