@@ -27,10 +27,13 @@ def _difference(subject: Subject, length: int, left: int, right: int) -> Gap:
     x = subject.draw(2, length)
     expected = subject.run(x, attention_mask=padded(subject, x, 0, 0)[1])
     ids, mask = padded(subject, x, left, right)
-    actual = subject.run(ids, attention_mask=mask)
-    if subject.per_token:
-        actual = actual[:, left : left + length]
+    actual = _of_text(subject, subject.run(ids, attention_mask=mask), left, length)
     return Gap(distance(actual, expected), subject.rounding)
+
+
+def _of_text(subject: Subject, output: Tensor, left: int, length: int) -> Tensor:
+    """Return the outputs of the text's tokens, or of its row."""
+    return output[:, left : left + length] if subject.per_token else output
 
 
 @check(
@@ -74,8 +77,7 @@ def padding_content(subject: Subject, length: int, left: int, right: int) -> Gap
     outputs = []
     for seed in (None, 3):
         ids, mask = padded(subject, x, left, right, seed)
-        output = subject.run(ids, attention_mask=mask)
-        outputs.append(output[:, left : left + length] if subject.per_token else output)
+        outputs.append(_of_text(subject, subject.run(ids, attention_mask=mask), left, length))
     return Gap(distance(*outputs), subject.rounding)
 
 
