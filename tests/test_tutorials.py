@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forking import run_python
+from registered import nightly
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,6 +90,7 @@ def test_memories(tmp_path: Path):
     assert [size[1] == size[2] for size in sizes][:2] == [False, True], "a cache grows, a memory does not"
 
 
+@nightly
 def test_many_machines(tmp_path: Path):
     text = printed("many_machines.py", tmp_path)
     differs = re.findall(r"^(\d+) steps; the losses differ from one process by (\S+)", text, re.M)

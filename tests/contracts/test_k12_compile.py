@@ -9,7 +9,9 @@ from selection import cases, mechanisms, members
 from shared_models import shared
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import AlternateConfig, LSHConfig, SoftmaxConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
@@ -80,12 +82,12 @@ def base_of(*chosen: Config) -> ModelConfig:
 def composed() -> list[Case]:
     """Return models that combine a member of each kind, enough to include every example: compiling is slow.
 
-    A member that the others refuse has a model of its own. A pattern is an option of a mechanism.
+    A member that the others refuse has a model of its own. Patterns are compiled by themselves, below.
     """
     kinds: dict[str, list[Config]] = {}
     for name, part in members("graph of several"):
-        if not any(getattr(inner, "eager", "") for inner in parts(part)):
-            kinds.setdefault(name.partition("-")[0].replace("Pattern", "Mechanism"), []).append(part)
+        if not name.startswith("Pattern") and not any(getattr(inner, "eager", "") for inner in parts(part)):
+            kinds.setdefault(name.partition("-")[0], []).append(part)
     configs = []
     for number in range(max(map(len, kinds.values()))):
         chosen = [some[number % len(some)] for some in kinds.values()]
@@ -105,6 +107,23 @@ def test_a_model_is_one_graph(case: Case):
     """Every second model reads a mask too."""
     model, batch = short(case).model(), case.labels(case.batch())
     assert_one_graph(model, {**batch, "attention_mask": MASK} if case.number % 2 else batch)
+
+
+def patterns() -> dict[str, Pattern]:
+    parts = dict(members("graph of several"))
+    return {
+        name: part.pattern
+        for name, part in parts.items()
+        if name.startswith("Pattern") and isinstance(part, SoftmaxConfig) and part.pattern is not None
+    }
+
+
+@pytest.mark.parametrize("pattern", patterns().values(), ids=patterns())
+def test_a_pattern_is_in_the_graph_around_it(pattern: Pattern):
+    torch._dynamo.reset()
+    inputs = torch.randn(3, 2, 2, 11, 4, dtype=torch.float64).unbind()
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    assert_same(compiled(*inputs, pattern=pattern), attend(*inputs, pattern=pattern))
 
 
 @FROM_DYNAMO

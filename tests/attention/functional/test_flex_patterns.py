@@ -36,6 +36,14 @@ def cases(everything: bool = EVERYTHING) -> list[Any]:
     return [pytest.param(pattern, id=str(pattern)) for pattern in instances]
 
 
+def lowered_cases() -> list[Any]:
+    """Patterns without tables, a head for each in one kernel; every night each in a kernel of its own."""
+    patterns = [case.values[0] for case in cases() if not has_tables(case.values[0])]
+    if EVERYTHING:
+        return [pytest.param(pattern, id=str(pattern)) for pattern in patterns]
+    return [pytest.param(PerHead(tuple(patterns)), id="all")]
+
+
 def compiled_cases() -> list[Any]:
     """Patterns with tables, a head for each in one kernel: compiling takes seconds.
 
@@ -73,9 +81,7 @@ class LoweredError(Exception):
 @needs_compiler
 @warns
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "pattern", [case for case in cases() if EVERYTHING or not has_tables(case.values[0])]
-)
+@pytest.mark.parametrize("pattern", lowered_cases())
 def test_patterns_can_be_lowered(pattern: Pattern, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that Inductor translates for a single pair is the same for a CPU and for CUDA.
 
@@ -89,7 +95,8 @@ def test_patterns_can_be_lowered(pattern: Pattern, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(GraphLowering, "codegen", stop)
     torch._dynamo.reset()
-    inputs = torch.randn(2, 2, QUERIES, 16), *torch.randn(2, 2, 2, KEYS, 16).unbind()
+    heads = len(pattern.patterns) if isinstance(pattern, PerHead) else 2
+    inputs = torch.randn(2, heads, QUERIES, 16), *torch.randn(2, 2, heads, KEYS, 16).unbind()
     with config.patch(fx_graph_cache=False), pytest.raises(Exception, match="LoweredError"):
         attend(*inputs, pattern=pattern, context=context_for(), backend="flex")
     torch._dynamo.reset()
