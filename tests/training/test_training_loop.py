@@ -11,8 +11,7 @@ from tiny_task import TinyModel, TinyTask, run, settings
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import read_tensors, write_tensors
-from polyformer.training.averaging import average_weights
+from polyformer.core.files import read_tensors
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.metrics import plot_curves, read_metrics
 from polyformer.training.task import Batch, TrainingTask
@@ -163,19 +162,6 @@ def test_the_end_is_the_mean_of_the_last_regular_checkpoints(tmp_path: Path) -> 
         mean = sum(weights(tmp_path, step)[name].double() for step in (10, 15, 20)) / 3
         assert torch.equal(value, torch.as_tensor(mean).float()), name
     assert model.calls == 20  # a counter has no mean
-
-
-def test_averages_of_different_models_are_refused(tmp_path: Path) -> None:
-    run(tmp_path, steps=1)
-    file = tmp_path / "checkpoints/step-00000001/model.safetensors"
-    tensors = read_tensors(file)
-    write_tensors(tmp_path / "other", {**tensors, "inner.bias": torch.zeros(3)})
-    write_tensors(tmp_path / "fewer", {name: tensor for name, tensor in tensors.items() if name != "calls"})
-    for name, difference in (("other", "inner.bias"), ("fewer", "calls")):
-        with pytest.raises(InputError, match=f"not of the same model: they differ in '{difference}'"):
-            average_weights([file, tmp_path / name])
-    with pytest.raises(InputError, match="expected one checkpoint or more, got none"):
-        average_weights([])
 
 
 def test_evaluating_more_often_changes_nothing(tmp_path: Path) -> None:

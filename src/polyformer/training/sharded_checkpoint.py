@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.training.distributed.collectives import local_shard
 from polyformer.training.distributed.sharded_files import (
     is_on_other_rank,
     is_sharded,
@@ -20,7 +19,6 @@ from polyformer.training.distributed.sharded_files import (
     raise_on_all_ranks,
     read_shards,
     stored_tensors,
-    unique_tensors,
     write_shards,
 )
 from polyformer.training.state import (
@@ -28,7 +26,6 @@ from polyformer.training.state import (
     OPTIMIZER_PARTS,
     file_digest,
     has_parts,
-    read_state,
     set_optimizer_state,
 )
 
@@ -57,23 +54,6 @@ def read_model(path: Path, digests: dict[str, str], model: nn.Module) -> None:
     """Load weights and buffers of a sharded or plain checkpoint `path` into a sharded or plain `model`."""
     check_files(path, digests, is_sharded(model))
     read_shards(path / MODEL_PARTS if has_parts(path) else path, model.state_dict(keep_vars=True))
-
-
-def read_average(paths: list[Path], model: nn.Module) -> None:
-    """Load the mean of the weights of several checkpoints into the sharded `model`."""
-    sums: dict[str, torch.Tensor] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    for path in paths:
-        read_model(path, read_state(path)["sha256"], model)
-        tensors = {
-            name: local_shard(tensor)
-            for name, tensor in unique_tensors(model.state_dict(keep_vars=True)).items()
-        }
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                sums[name] = sums.get(name, 0) + tensor.double()
-    for name, total in sums.items():
-        tensors[name].copy_(total / len(paths))
 
 
 def read_optimizer(
