@@ -23,7 +23,6 @@ from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import (
     Display,
     MetricsLog,
-    SilentDisplay,
     check_reporting,
     open_display,
     plot_curves,
@@ -117,7 +116,7 @@ class Training:
         self.model = model
         self.optimizer = self.engine.build(optimizer, model)
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
-        self.display: Display = SilentDisplay()
+        self.display = Display()
         self.final_metrics: dict[str, dict[str, float]] = {}
         self.main = self.engine.rank == 0
         self._resume_or_start(seed, resume, from_step)

@@ -10,8 +10,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
@@ -177,56 +176,34 @@ def series(rows: list[Row], name: str) -> tuple[list[float], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-class Display(Protocol):
-    """Interface of a progress display, used as a context manager.
+class Display:
+    """A progress display, used as a context manager; this one has no output.
 
     `report` is called after every row of metrics, `note` for other events.
     """
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def report(self, step: int, values: dict[str, float], left: float) -> None:
         """Show the metrics of `step`, and `left`, the estimated seconds that remain."""
-        ...
 
     def note(self, text: str) -> None:
         """Show a line of text."""
-        ...
 
 
 def open_display(steps: int, done: int, active: bool, stream: TextIO | None = None) -> Display:
     """Return the display on `stream` (default: standard output) of a run of `steps`, after `done`."""
     if not active:
-        return SilentDisplay()
+        return Display()
     output: TextIO = sys.stdout if stream is None else stream
     return LiveDisplay(steps, done, output) if output.isatty() else LineDisplay(steps, output)
 
 
-class SilentDisplay:
-    """A display without output."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def report(self, step: int, values: dict[str, float], left: float) -> None:
-        """Do nothing."""
-        pass
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-        pass
-
-
-class LineDisplay(SilentDisplay):
+class LineDisplay(Display):
     """A display with one plain line per report."""
 
     def __init__(self, steps: int, stream: TextIO) -> None:
@@ -241,7 +218,7 @@ class LineDisplay(SilentDisplay):
         print(text, file=self.stream, flush=True)
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A progress bar at the bottom of the terminal; evaluations and notes scroll above it."""
 
     def __init__(self, steps: int, done: int, stream: TextIO) -> None:
@@ -263,9 +240,7 @@ class LiveDisplay:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.refresh()
         self.progress.stop()
 
