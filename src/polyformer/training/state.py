@@ -66,36 +66,6 @@ class Progress:
         return improved
 
 
-def write_state(
-    folder: Path,
-    progress: Progress,
-    optimizer: dict[str, Any],
-    versions: dict[str, str],
-    machine: dict[str, Any],
-    tuning: dict[str, Any],
-    digests: dict[str, str] | None = None,
-) -> None:
-    """Write state.json next to the tensor files in `folder`; digests: checksums that are already known."""
-    state = {
-        "format": FORMAT,
-        "progress": dataclasses.asdict(progress),
-        "optimizer": optimizer,
-        "sha256": {
-            **(digests or {}),
-            **{
-                name: file_digest(folder / name)
-                for name in (MODEL, OPTIMIZER, MEMORY)
-                if (folder / name).exists()
-            },
-        },
-        "versions": versions,
-        "machine": machine,
-        "tuning": tuning,
-    }
-    text = json.dumps({**state, CHECKSUM: checksum(state)}, indent=2) + "\n"
-    (folder / STATE).write_text(text)
-
-
 def read_state(path: Path) -> dict[str, Any]:
     """Return the content of state.json of the checkpoint `path`; "progress" is a `Progress`.
 
@@ -275,11 +245,22 @@ class Snapshot:
     def write_rest(self, folder: Path, digests: dict[str, str] | None = None) -> None:
         """Write the files of a checkpoint except the model and the optimizer into `folder`.
 
-        digests: checksums of model and optimizer files that `write_state` does not compute.
+        digests: checksums of model and optimizer files, if they are not `MODEL` and `OPTIMIZER`.
         """
         if self.recurrent_state is not None:
             save_tensors(folder / MEMORY, state_tensors(self.recurrent_state))
-        write_state(folder, self.progress, self.kind, versions(), self.machine, self.tuning, digests)
+        files = [folder / name for name in (MODEL, OPTIMIZER, MEMORY)]
+        state = {
+            "format": FORMAT,
+            "progress": dataclasses.asdict(self.progress),
+            "optimizer": self.kind,
+            "sha256": (digests or {}) | {file.name: file_digest(file) for file in files if file.exists()},
+            "versions": versions(),
+            "machine": self.machine,
+            "tuning": self.tuning,
+        }
+        text = json.dumps({**state, CHECKSUM: checksum(state)}, indent=2) + "\n"
+        (folder / STATE).write_text(text)
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
