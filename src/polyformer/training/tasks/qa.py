@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import batch_to_device
 from polyformer.core.ranges import PositiveInt
-from polyformer.data import Batches, Collate, by_tokens
+from polyformer.data import Collate
 from polyformer.data.answers import (
     Offsets,
     Window,
@@ -32,7 +31,7 @@ from polyformer.data.squad import exact_match, f1
 from polyformer.nn.heads import HeadConfig, SpanConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked
-from polyformer.training.tasks.text import EncoderTask, TextTaskConfig
+from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, batched
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,33 +167,21 @@ def answers(
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(rows)
     none = np.full(len(rows), np.inf)  # the score of no answer: the minimum over all windows
     inputs = [_input(window) for _, window in owners]
-    for index, logits in _logits(model, inputs, config.batch_tokens, collate):
-        number, window = owners[index]
-        text = logits[window.place : window.place + window.size]
-        none[number] = min(none[number], float(logits[0].sum()))
-        if not len(text):
-            continue
-        first, last, score = best_span(text[:, 0], text[:, 1], config.max_answer)
-        if score > best[number][0]:
-            span = first + window.first, last + window.first
-            best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *span)
+    for indices, batch in batched(model, inputs, collate, config.batch_tokens):
+        for index, logits in zip(indices, model(**batch).logits.double().cpu().numpy()):
+            number, window = owners[index]
+            text = logits[window.place : window.place + window.size]
+            none[number] = min(none[number], float(logits[0].sum()))
+            if not len(text):
+                continue
+            first, last, score = best_span(text[:, 0], text[:, 1], config.max_answer)
+            if score > best[number][0]:
+                span = first + window.first, last + window.first
+                best[number] = score, answer_text(rows[number]["context"], encoded[number][1], *span)
     if not config.unanswerable:
         return [text for _, text in best]
     limit = config.threshold
     return ["" if none[number] - score > limit else text for number, (score, text) in enumerate(best)]
-
-
-def _logits(
-    model: nn.Module, rows: list[Row], batch_tokens: int, collate: Collate
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the number of each row and its logits [T, 2], batch by batch."""
-    device = next(model.parameters()).device
-    longest = max((len(row["input_ids"]) for row in rows), default=1)
-    plan = partial(by_tokens, max_tokens=max(batch_tokens, longest))
-    batches = Batches(rows, plan, collate, shuffle=False)
-    for numbers, (_, batch) in zip(batches.order(0), batches.epoch(0)):
-        output = model(**batch_to_device(batch, device))
-        yield from zip(numbers.tolist(), output.logits.double().cpu().numpy())
 
 
 def _input(window: Window) -> Row:
