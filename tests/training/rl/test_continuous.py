@@ -147,9 +147,8 @@ def test_a_run_goes_on_and_is_recorded(
     player = source_of(policy, make_environment("Pendulum-v1"))(np.random.default_rng(0))
     again = [player(np.array(seen, np.float32)) for seen in rows[0]["observations"]]
     np.testing.assert_allclose(np.array(again), rows[0]["actions"], atol=1e-6)
-    assert "leads from 3 numbers to 1 numbers, and the environment from 4 numbers to 2 choices" in complaint(
-        "record", "CartPole-v1", *words, "cart/other-v0"
-    )
+    message = "1 numbers in an action, and the environment has observations of 4 numbers and 2 choices"
+    assert message in complaint("record", "CartPole-v1", *words, "cart/other-v0")
 
 
 def test_a_policy_of_a_run_is_the_most_probable_action_without_a_generator():
@@ -160,5 +159,5 @@ def test_a_policy_of_a_run_is_the_most_probable_action_without_a_generator():
     with torch.no_grad():
         mean = policy(torch.from_numpy(seen)[None, None]).logits[0, 0].numpy()
     np.testing.assert_allclose(sure, np.clip(2 * mean, -2, 2), rtol=1e-5)
-    with pytest.raises(InputError, match="policies: one leads from 3 numbers to 1 numbers"):
+    with pytest.raises(InputError, match="policies: a policy was trained on observations of 3 numbers"):
         source_of(policy, make_environment("CartPole-v1"))

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,25 @@ KNOWN = "gymnasium", "minigrid", "popgym"
 """Packages of environments and wrappers that a recipe may name; users must import others themselves."""
 
 INSTALL = "pip install 'polyformer[agents]'"
+
+
+class SpaceSizes(NamedTuple):
+    """The numbers in an observation, and the choices of an action or the numbers in it (`continuous`)."""
+
+    observation: int
+    action: int
+    continuous: bool
+
+    def __str__(self) -> str:
+        kind = "numbers in an action" if self.continuous else "choices"
+        return f"observations of {self.observation} numbers and {self.action} {kind}"
+
+
+def space_sizes(environment: Any) -> SpaceSizes:
+    """Return the sizes of an environment from `make_environment`."""
+    seen, actions = environment.observation_space, environment.action_space
+    choice = is_choice(actions)
+    return SpaceSizes(seen.shape[0], int(actions.n) if choice else actions.shape[0], not choice)
 
 
 def check_installed(*names: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError
+from polyformer.data.minari_source import is_choice
+from polyformer.training.rl.environments import space_sizes
 
 Policy = Callable[[np.ndarray], Any]
 Source = Callable[[np.random.Generator], Policy]
@@ -83,7 +85,8 @@ def half_trained(environment: Any, seed: int) -> Source:
     distribution.
     """
     generator = np.random.default_rng(seed)
-    shape = _actions(environment), environment.observation_space.shape[0] + 1
+    sizes = space_sizes(environment)
+    shape = sizes.action, sizes.observation + 1
     mean, deviation = np.zeros(shape), np.ones(shape)
     for _ in range(GENERATIONS):
         weights = mean + deviation * generator.normal(size=(POPULATION, *shape))
@@ -116,11 +119,6 @@ def _return(environment: Any, policy: Policy, seed: int) -> float:
     return total
 
 
-def _actions(environment: Any) -> int:
-    space = environment.action_space
-    return int(space.n) if hasattr(space, "n") else space.shape[0]
-
-
 def _linear(environment: Any, weights: np.ndarray) -> Policy:
     """Return a linear policy: the choice with the largest value, or the vector clipped to its bounds."""
     space = environment.action_space
@@ -129,7 +127,7 @@ def _linear(environment: Any, weights: np.ndarray) -> Policy:
         values = weights @ np.append(seen, 1.0)
         return (
             int(values.argmax())
-            if hasattr(space, "n")
+            if is_choice(space)
             else np.clip(values, space.low, space.high).astype(space.dtype)
         )
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.environments import rescale_action
+from polyformer.training.rl.environments import SpaceSizes, rescale_action, space_sizes
 from polyformer.training.rl.policies import Source
 
 
@@ -50,25 +50,16 @@ class PolicyPlayer:
 
 def source_of(policy: Policy, environment: Any) -> Source:
     """Return `policy` as a source of episodes with sampled actions; raises `InputError` if sizes differ."""
-    config, actions = policy.config, environment.action_space
-    continuous = not hasattr(actions, "n")
-    reads = config.observation_size, config.num_actions, config.continuous
-    has = (
-        environment.observation_space.shape[0],
-        actions.shape[0] if continuous else int(actions.n),
-        continuous,
-    )
+    config, has = policy.config, space_sizes(environment)
+    reads = SpaceSizes(config.observation_size, config.num_actions, config.continuous)
     if has != reads:
-        shown = [
-            f"{seen} numbers to {size} {'numbers' if vector else 'choices'}"
-            for seen, size, vector in (reads, has)
-        ]
         raise InputError(
-            f"policies: one leads from {shown[0]}, and the environment from {shown[1]}; record it "
+            f"policies: a policy was trained on {reads}, and the environment has {has}; record it "
             "where it was trained, with the same --wrappers"
         )
 
     def source(generator: np.random.Generator) -> PolicyPlayer:
-        return PolicyPlayer(policy, actions, torch.Generator().manual_seed(int(generator.integers(2**31))))
+        seeded = torch.Generator().manual_seed(int(generator.integers(2**31)))
+        return PolicyPlayer(policy, environment.action_space, seeded)
 
     return source

@@ -13,7 +13,7 @@ episode.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import TensorDictPrimer, TransformedEnv
+from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -29,16 +29,8 @@ from torchrl.objectives.value import GAE
 
 from polyformer.core.state import State
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.environments import (
-    check_installed,
-    make_environment,
-    scale_actions,
-    vector_environment,
-)
+from polyformer.training.rl.environments import make_environment, scale_actions, vector_environment
 from polyformer.training.rl.rollouts import MEMORY, Rollout
-
-if TYPE_CHECKING:
-    from torchrl.envs import TransformedEnv
 
 
 class RecurrentTrunk(TensorDictModuleBase):
@@ -115,14 +107,11 @@ def with_recurrent_state(env: TransformedEnv, policy: Policy) -> TransformedEnv:
 
 def batched_environment(
     name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
-) -> "TransformedEnv":
+) -> TransformedEnv:
     """Return `rows` environments as a batch in this process; each is reset when its episode ends.
 
     Vectors of actions are scaled to the bounds -1 and 1.
     """
-    check_installed("torchrl")
-    from torchrl.envs import DTypeCastTransform, GymWrapper, InitTracker, TransformedEnv
-
     vector = vector_environment(
         rows, lambda: scale_actions(make_environment(name, options, wrappers)), resets=False
     )

@@ -20,7 +20,7 @@ from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.architectures.trajectory import TrajectoryState
-from polyformer.training.rl.environments import make_environment, vector_environment
+from polyformer.training.rl.environments import SpaceSizes, make_environment, space_sizes, vector_environment
 from polyformer.training.tasks.act import ActionPrediction
 
 
@@ -124,12 +124,9 @@ def achieved_returns(
 def _steps(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -> int:
     """Return the limit of steps; raises `InputError` for other sizes than the model's or long episodes."""
     environment = trial.make()
-    limit, actions = environment.spec.max_episode_steps, environment.action_space
-    discrete = hasattr(actions, "n")
-    size = int(actions.n) if discrete else actions.shape[0]
-    has = _sizes(environment.observation_space.shape[0], size, discrete)
+    limit, has = environment.spec.max_episode_steps, space_sizes(environment)
     environment.close()
-    reads = _sizes(task.state_size, len(task.usual), bool(task.config.discrete))
+    reads = SpaceSizes(task.state_size, len(task.usual), not task.config.discrete)
     if has != reads:
         raise InputError(
             f"environment {trial.environment}: it has {has}, and the model was trained on {reads}; name the "
@@ -143,10 +140,6 @@ def _steps(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -
             f"{table}; train with --model.max_timesteps {steps}, or cut them with --max-steps {table}"
         )
     return steps
-
-
-def _sizes(seen: int, actions: int, discrete: bool) -> str:
-    return f"observations of {seen} numbers and {actions} {'choices' if discrete else 'numbers in an action'}"
 
 
 Achieved = Mapping[float, Sequence[float]]

@@ -24,7 +24,6 @@ from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.data.batching import Batch, NumberedBatches
-from polyformer.data.minari_source import is_choice
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.training.rl.rollouts import Rollout
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
@@ -112,18 +111,19 @@ class Agent(Task, config=AgentConfig):
 
     def adapt(self, config: Any) -> PolicyConfig:
         """Return `config`, of a policy, with the sizes of the environment."""
-        from polyformer.training.rl.environments import check_installed, make_environment
+        from polyformer.training.rl.environments import check_installed, make_environment, space_sizes
 
         if not isinstance(config, PolicyConfig):
             raise InputError("model: this task needs a policy, such as the preset gtrxl")
         check_installed("gymnasium", "torchrl")
         environment = make_environment(self.config.environment, self.config.options, self.config.wrappers)
-        seen, actions = environment.observation_space, environment.action_space
+        sizes = space_sizes(environment)
         environment.close()
-        choice = is_choice(actions)
-        size = int(actions.n) if choice else actions.shape[0]
         return dataclasses.replace(
-            config, observation_size=seen.shape[0], num_actions=size, continuous=not choice
+            config,
+            observation_size=sizes.observation,
+            num_actions=sizes.action,
+            continuous=sizes.continuous,
         )
 
     def training_batches(self, rows: Any, seed: int) -> NumberedBatches:
