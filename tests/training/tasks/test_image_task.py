@@ -110,7 +110,7 @@ def test_a_sheet_is_drawn(tmp_path: Path):
 )
 def test_a_model_for_another_shape_is_refused(part: dict[str, object]):
     task, _ = build()
-    with pytest.raises(InputError, match="model: it is made for images of 3x4, and the data's are 4x3"):
+    with pytest.raises(InputError, match="model: it is made for images of 3 x 4, and the data's are 4 x 3"):
         task.adapt(model_config("decoder-tiny", {**SMALL, **part}))
 
 
@@ -134,7 +134,7 @@ def test_colours_are_three_tokens_a_pixel_and_are_learned():
         "position": {"kind": "grid", "shape": [2, 3, 3]},
         "pattern": "Local2D(shape=[2, 3, 3], query=[1, 3], memory=[1, 2, 2])",
     }
-    with pytest.raises(InputError, match="made for images of 2x3, and the data's are 2x3x3"):
+    with pytest.raises(InputError, match="made for images of 2 x 3, and the data's are 2 x 3 x 3"):
         task.adapt(model_config("decoder-tiny", {**part, "position": {"kind": "grid", "shape": [2, 3]}}))
     before, after = learned(task, model_config("decoder-tiny", part), rows, steps=300, lr=5e-3)
     assert before["bits_per_dim"] > 0.9
@@ -156,9 +156,9 @@ def test_a_completed_colour_image_keeps_its_shape(tmp_path: Path):
 def test_images_of_another_size_are_refused():
     task, _ = build()
     other = {"image": bytes(12), "height": 3, "width": 4}
-    with pytest.raises(InputError, match=r"image: expected 4x3 pixels, .* got 3x4 and 12 bytes"):
+    with pytest.raises(InputError, match=r"image: expected 4 x 3 pixels, .* got 3 x 4 and 12 bytes"):
         task.prepare([*images(1), other])
-    with pytest.raises(InputError, match=r"image: expected 4x3 pixels, .* got 4x3 and 11 bytes"):
+    with pytest.raises(InputError, match=r"image: expected 4 x 3 pixels, .* got 4 x 3 and 11 bytes"):
         task.prepare([{"image": bytes(11), "height": 4, "width": 3}])
 
 

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused():
         build(factor=3)
     with pytest.raises(InputError, match="factor: expected 2 or more, got 1"):
         build(factor=1)
-    with pytest.raises(InputError, match="made for images of 4x2x3, and the data's are 2x1x3"):
+    with pytest.raises(InputError, match="made for images of 4 x 2 x 3, and the data's are 2 x 1 x 3"):
         build(small=(4, 2, 3))
     task, _ = build()
     with pytest.raises(InputError, match="this task needs an encoder-decoder model, got one with a decoder"):

@@ -35,16 +35,7 @@ from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import versions
 from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.state import step_of
-from polyformer.training.tasks import (
-    Classification,
-    LanguageModelling,
-    MultipleChoice,
-    QuestionAnswering,
-    SequenceToSequence,
-    Tagging,
-    Task,
-    Translation,
-)
+from polyformer.training.tasks import Task
 
 if TYPE_CHECKING:
     from polyformer.training.recipes.reader import Reader
@@ -52,17 +43,6 @@ if TYPE_CHECKING:
 
 
 STEPS = "steps"  # in run.json after the end of training
-
-WANTED: dict[type[Task], str] = {
-    QuestionAnswering: "answer",
-    MultipleChoice: "choose",
-    Classification: "classify",
-    LanguageModelling: "generate",
-    Tagging: "tag",
-    Translation: "translate",
-    SequenceToSequence: "translate",
-}
-"""The command for the model of a task."""
 
 T = TypeVar("T", bound=Task)
 R = TypeVar("R", bound="Reader")
@@ -212,7 +192,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
     if is_checkpoint(folder):
-        loaded = checkpoint(Path(folder), WANTED[kind], choose_device(device))
+        loaded = checkpoint(Path(folder), kind.command, choose_device(device))
         return loaded, loaded.model
     run = Run.open(folder)
     return run.task_of(kind), run.model(device)

@@ -142,6 +142,8 @@ class Task(abc.ABC):
     best: ClassVar[str] = "loss"
     """The metric that compares checkpoints; `direction` is "min" or "max"."""
     direction: ClassVar[Literal["min", "max"]] = "min"
+    command: ClassVar[str]
+    """The command for a model of the task, if there is one."""
     sums: int
     """The number of elements of `totals`."""
     needs_float32: ClassVar[bool] = False

@@ -18,7 +18,6 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.batching import Batch, Row
 from polyformer.data.choices import right_choice
-from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ChooseConfig, HeadConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.metrics import prediction_totals
@@ -57,37 +56,31 @@ class MultipleChoice(EncoderTask, config=MultipleChoiceConfig):
     best = "accuracy"
     direction = "max"
     head: HeadConfig = ChooseConfig()
+    command = "choose"
     sums = 3
 
     def __init__(self, config: MultipleChoiceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.collate = CollateChoices(self.collate.pad_id)
         self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with two token types, if the choices have a separate type."""
-        return self.joining.adapt(super().adapt(config))
+        self.token_types = self.joining.token_types
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Return questions with their choices, `pack_choices`, and note the number of truncated rows."""
         texts = [row["text"] for row in rows for _ in row["choices"]]
         choices = [choice for row in rows for choice in row["choices"]]
-        shortened = 0
-
-        def cut(number: int, length: int) -> None:
-            nonlocal shortened
-            shortened += 1
-            if self.config.too_long == "refuse":
-                name = f"text {quote(texts[number])} with its choice {quote(choices[number])}"
-                raise too_long(name, length, self.config.max_length, "cut")
-
-        joined = iter(self.joining.rows(texts, choices, cut))
-        if shortened:
-            limit = self.config.max_length
+        joined, cut = self.joining.rows(texts, choices)
+        limit = self.config.max_length
+        if cut and self.config.too_long == "refuse":
+            number = min(cut)
+            name = f"text {quote(texts[number])} with its choice {quote(choices[number])}"
+            raise too_long(name, cut[number], limit, "cut")
+        if cut:
             self.notes.append(
-                f"{shortened} of {len(texts)} choices with their texts are cut to {limit} tokens"
+                f"{len(cut)} of {len(texts)} choices with their texts are cut to {limit} tokens"
             )
-        return [pack_choices([next(joined) for _ in row["choices"]], self.collate.pad_id) for row in rows]
+        each = iter(joined)
+        return [pack_choices([next(each) for _ in row["choices"]], self.collate.pad_id) for row in rows]
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return every question with its choices and the position of the right choice."""

@@ -74,6 +74,7 @@ class Classification(SingleLabelTask, LabelTask, TextRows, config=Classification
     """Classification of a text, with the metrics of `SingleLabelTask` and `label_metrics`."""
 
     config: ClassificationConfig
+    command = "classify"
     head_type = ClassifyConfig
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:

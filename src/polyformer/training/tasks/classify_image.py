@@ -21,6 +21,7 @@ from polyformer.data.batching import Batch, Batches, Corrupt, Row, by_rows
 from polyformer.models.architectures import VisionConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
 from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig
+from polyformer.training.tasks.image import by
 from polyformer.training.tasks.labels import SingleLabelTask, check_labels, labels_of
 
 Numbers = tuple[float, ...]
@@ -187,8 +188,3 @@ def fitted_head(head: HeadConfig, labels: int, class_token: bool) -> HeadConfig:
         return dataclasses.replace(head, num_labels=labels)  # type: ignore[call-arg]
     pooling = "first" if class_token else "mean"
     return ClassifyConfig(num_labels=labels, hidden=False, dropout=0.0, pooling=pooling)
-
-
-def by(shape: tuple[int, ...]) -> str:
-    """Return a shape as text, such as 28 x 28 x 3."""
-    return " x ".join(map(str, shape))

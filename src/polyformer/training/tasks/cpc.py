@@ -46,7 +46,6 @@ class ContrastiveModellingConfig(TextTaskConfig):
     contrastive_weight: ProperShare = 0.2
     temperature: PositiveFloat = 1.0
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 1
     kind: ClassVar[str] = "cpc"
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"

@@ -26,7 +26,6 @@ class DenoisingConfig(TextTaskConfig):
     row_length: int = 128  # tokens of a text, including <bos> and <eos>
     noise: NoiseConfig = NoiseConfig()
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 3
     kind: ClassVar[str] = "denoise"
     paper: ClassVar[str] = "Lewis et al. 2020, section 2.2"

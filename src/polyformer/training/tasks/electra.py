@@ -43,7 +43,6 @@ class ElectraConfig(MaskedDocumentsConfig):
     generator_size: PositiveShare = 0.25  # fraction of the model's width, feed-forward and heads; same depth
     detection_weight: PositiveFloat = 50.0
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "electra"
     paper: ClassVar[str] = "Clark et al. 2020, section 2"
 

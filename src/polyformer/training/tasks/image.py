@@ -134,16 +134,19 @@ class ImageModelling(TextTask, config=ImageConfig):
         prepared = self.prepare(list(islice(rows, images)))
         real = torch.from_numpy(np.stack([row["input_ids"] for row in prepared]))
         known = 1 + self.shape[0] // 2 * math.prod(self.shape[1:])
-        config = GenerationConfig(
-            max_new_tokens=self.positions - known, sampling=SamplingConfig(do_sample=True, seed=seed)
-        )
-        device = next(model.parameters()).device
-        completed = model.generate(real[:, :known].to(device), None, config).sequences.cpu()
+        completed = self.sampled(model, real[:, :known], self.positions - known, seed)
         half = real.clone()
         half[:, known:] = -1
-        # A start token within an image is very improbable after training; it is shown as white.
-        completed = completed.clamp_max(self.levels - 1)
         return torch.stack([real, half, completed])[:, :, 1:].reshape(3, len(real), *self.shape)
+
+    def sampled(self, model: Transformer, ids: Tensor, number: int, seed: int) -> Tensor:
+        """Return `number` sampled levels, behind `ids` if the model has no encoder.
+
+        A start token within an image is very improbable after training; it is shown as white.
+        """
+        config = GenerationConfig(max_new_tokens=number, sampling=SamplingConfig(do_sample=True, seed=seed))
+        generated = model.generate(ids.to(next(model.parameters()).device), None, config)
+        return generated.sequences.cpu().clamp_max(self.levels - 1)
 
 
 def check_shapes(config: object, wanted: tuple[int, ...]) -> None:
@@ -157,8 +160,8 @@ def check_shapes(config: object, wanted: tuple[int, ...]) -> None:
 
 
 def by(shape: tuple[int, ...]) -> str:
-    """Return a shape as text, such as 28x28."""
-    return "x".join(map(str, shape))
+    """Return a shape as text, such as 28 x 28."""
+    return " x ".join(map(str, shape))
 
 
 def shapes(config: object) -> Iterator[tuple[int, ...]]:

@@ -50,7 +50,6 @@ class LanguageModellingConfig(TextTaskConfig):
     prompt: str = ""  # of the sample at the end of a run
     neighbours: tuple[str, ...] = ()  # folders from `polyformer datastore neighbours` for the texts
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "lm"
 
     def __post_init__(self) -> None:
@@ -117,6 +116,7 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
     """
 
     config: LanguageModellingConfig
+    command = "generate"
     stacks = "decoder"
     head: HeadConfig = LanguageModelConfig()
 

@@ -16,7 +16,6 @@ from polyformer.training.tasks.masking import MaskedDocuments, MaskedDocumentsCo
 class MaskedModellingConfig(MaskedDocumentsConfig):
     """Masked language model (BERT): predict the masked tokens of a text."""
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     kind: ClassVar[str] = "mlm"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 

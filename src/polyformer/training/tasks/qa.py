@@ -78,6 +78,7 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
     """
 
     config: QuestionAnsweringConfig
+    command = "answer"
     sums, token_types = 4, 2
     head: HeadConfig = SpanConfig()
 

@@ -39,7 +39,6 @@ class SentencePairsConfig(TextTaskConfig):
     pair_seed: NonNegativeInt = 0  # seed of these draws
     masking: MaskingConfig = MaskingConfig()
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 5
     make: ClassVar[Callable[..., Iterator[Pair]]]
 

@@ -36,6 +36,7 @@ class SequenceToSequence(TextTask):
     """A sequence-to-sequence task, with metrics: loss (nats per target token) and perplexity."""
 
     config: Any
+    command = "translate"
     stacks = "encoder-decoder"
     head: HeadConfig = LanguageModelConfig(label_smoothing=0.1)
 
@@ -51,17 +52,17 @@ class SequenceToSequence(TextTask):
     def max_generated(self, width: int) -> int:
         """Return the maximum number of generated tokens for sources of at most `width` tokens."""
 
-    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the encoder input of each text."""
-        return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
-
-    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the decoder target of each text."""
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text and <eos>."""
         return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
 
     def source_rows(self, texts: Sequence[str]) -> list[Row]:
         """Return all inputs of the encoder for each text."""
-        return [{"input_ids": ids} for ids in self.encode_sources(texts)]
+        return [{"input_ids": ids} for ids in self.encode(texts)]
+
+    def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the decoder target of each text."""
+        return self.encode(texts)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs of token ids."""
@@ -98,10 +99,10 @@ class TruncatingSequenceToSequence(SequenceToSequence):
         """Return the maximum length of a target."""
         return getattr(self.config, self.target_option)
 
-    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+    def source_rows(self, texts: Sequence[str]) -> list[Row]:
         """Return the first `max_length` tokens of each text, including a final <eos>."""
         limit = self.config.max_length - 1
-        return [[*ids[:limit], self.eos] for ids in self.tokenizer.encode_batch(texts)]
+        return [{"input_ids": [*ids[:limit], self.eos]} for ids in self.tokenizer.encode_batch(texts)]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each target; a longer target is truncated, without <eos>."""

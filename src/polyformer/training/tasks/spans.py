@@ -39,7 +39,6 @@ class SpanCorruptionConfig(TextTaskConfig):
     density: float = 0.15  # fraction of removed tokens
     mean_span: float = 3.0  # mean length of a span, in tokens
 
-    needs: ClassVar[tuple[str, ...]] = ("text",)
     shortest: ClassVar[int] = 3
     kind: ClassVar[str] = "span_corruption"
     paper: ClassVar[str] = "Raffel et al. 2020, section 3.3.4"

@@ -21,7 +21,6 @@ from polyformer.data.batching import Row
 from polyformer.data.images import quantised
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.image import ImageConfig, ImageModelling, check_shapes
 
@@ -84,15 +83,11 @@ class SuperResolution(ImageModelling, config=SuperResolutionConfig):
         inputs, real = (
             torch.from_numpy(np.stack([row[name] for row in prepared])) for name in ("input_ids", "labels")
         )
-        config = GenerationConfig(
-            max_new_tokens=math.prod(self.shape), sampling=SamplingConfig(do_sample=True, seed=seed)
-        )
-        device = next(model.parameters()).device
-        generated = model.generate(inputs.to(device), None, config).sequences.cpu()
+        generated = self.sampled(model, inputs, math.prod(self.shape), seed)
         small = inputs.view(len(inputs), *self.small)
         for axis in (1, 2):
             small = small.repeat_interleave(self.config.factor, axis)
-        parts = (real, small, generated.clamp_max(self.levels - 1))
+        parts = (real, small, generated)
         return torch.stack([part.reshape(len(inputs), *self.shape) for part in parts])
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:

@@ -58,6 +58,7 @@ class Tagging(LabelTask, config=TaggingConfig):
     best = "f1"
     direction = "max"
     sums = 6
+    command = "tag"
     head_type = TagConfig
 
     def __init__(self, config: TaggingConfig, tokenizer: Tokenizer):

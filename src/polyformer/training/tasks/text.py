@@ -36,6 +36,7 @@ class TextTaskConfig(TaskConfig):
     number of tokens per row, which is at least `shortest`.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("text",)
     tokenized: ClassVar[bool] = True
     text_columns: ClassVar[tuple[str, ...]] = ("text",)
     length_option: ClassVar[str] = "row_length"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from polyformer.core.errors import quote
 from polyformer.data import Tokenizer
 from polyformer.data.batching import Corrupt, Row
-from polyformer.models.config import ModelConfig
 from polyformer.training.tasks.pair_encoder import PairEncoder
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, required, too_long
 
@@ -97,16 +96,12 @@ class PairRows(TextRows):
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with two token types, if the second text has a separate type."""
-        return self.joining.adapt(super().adapt(config))
+        self.token_types = self.joining.token_types
 
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
         """Return the token ids of both texts, joined."""
         texts = [row["text"] for row in rows]
-
-        def cut(number: int, length: int) -> None:
+        joined, cut = self.joining.rows(texts, [row["pair"] for row in rows])
+        for number, length in cut.items():
             self.count_cut(number, texts[number], length)
-
-        return self.joining.rows(texts, [row["pair"] for row in rows], cut)
+        return joined
