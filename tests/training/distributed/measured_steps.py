@@ -24,7 +24,8 @@ from polyformer.training.distributed.collectives import local_shard
 from polyformer.training.distributed.fully_sharded import apply_fsdp, split_groups_by_mesh
 from polyformer.training.distributed.mesh import Mesh, open_mesh
 from polyformer.training.distributed.pipeline import Pipeline
-from polyformer.training.distributed.predict import Prediction, TrainingSetup, predict
+from polyformer.training.distributed.predict import Prediction, predict
+from polyformer.training.distributed.predict_local import TrainingSetup
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.optimizers import OptimizerConfig
 

@@ -22,8 +22,8 @@ from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.models.presets import create_model, model_config
 from polyformer.training.config import ParallelConfig
-from polyformer.training.distributed.predict import TrainingSetup, peak_activations, predict
-from polyformer.training.distributed.predict_local import STATES
+from polyformer.training.distributed.predict import peak_activations, predict
+from polyformer.training.distributed.predict_local import STATES, TrainingSetup
 from polyformer.training.distributed.predict_trace import trace_activations
 from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig

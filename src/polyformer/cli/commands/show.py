@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from polyformer.cli.plots.cost import Cost
     from polyformer.models.architectures import AnyConfig
     from polyformer.models.config import ModelConfig
-    from polyformer.training.distributed.predict import Prediction, TrainingSetup
+    from polyformer.training.distributed.predict import Prediction
+    from polyformer.training.distributed.predict_local import TrainingSetup
 
 
 EXAMPLES = """examples:
@@ -189,7 +190,8 @@ def show_prediction(config: "AnyConfig | None", options: Any) -> None:
     from rich.console import Console
 
     from polyformer.models.config import ModelConfig, max_positions
-    from polyformer.training.distributed.predict import TrainingSetup, parse_mesh, predict
+    from polyformer.training.distributed.predict import parse_mesh, predict
+    from polyformer.training.distributed.predict_local import TrainingSetup
 
     name = options.subject
     recipe = read_recipe(name) if config is None else None

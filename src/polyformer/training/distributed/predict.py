@@ -9,73 +9,28 @@ accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.config import DIMENSIONS, ParallelConfig, PipelineSchedule
 from polyformer.training.distributed.pipeline_stages import check_pipelined, num_layers, stacks, stage_spans
 from polyformer.training.distributed.predict_local import (
-    STATES,
+    FLOAT,
     LocalParameters,
+    TrainingSetup,
     count_local_parameters,
     meta_model,
     tensor_parallel_config,
 )
 from polyformer.training.distributed.predict_trace import SavedActivations, trace_activations
-from polyformer.training.distributed.predict_traffic import FLOAT, Exchange, Work, exchanges, key_exchanges
+from polyformer.training.distributed.predict_traffic import Exchange, exchanges, key_exchanges
 from polyformer.training.distributed.tensor_parallel import check_tensor_parallel
 
 PIPELINE_OPTIONS = "stages", "pipeline_schedule"
 """Options of a pipeline in addition to the number of processes."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingSetup:
-    """The setting in which a model is trained.
-
-    batch: texts per batch, shared by the processes along context and tensor. length: tokens per text. passes:
-    batches per step, which are the microbatches of a pipeline. half: bfloat16 autocast. optimizer: a name in
-    `STATES`.
-    """
-
-    mesh: ParallelConfig = ParallelConfig()
-    batch: PositiveInt = 1
-    length: PositiveInt = 512
-    passes: PositiveInt = 1
-    half: bool = True
-    optimizer: str = "adamw"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.optimizer not in STATES:
-            raise unknown("optimizer with a prediction", self.optimizer, STATES)
-        self.mesh.check_optimizer(self.optimizer)
-        self.mesh.check_accumulated(self.passes)
-        if self.length < self.sizes["context"]:
-            raise InputError(
-                f"context={self.mesh.context}: more processes than the {self.length} tokens of a text"
-            )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Return the number of processes along each dimension; `data` is 1 by default."""
-        data = self.mesh.data or 1
-        return {name: data if name == "data" else getattr(self.mesh, name) for name in DIMENSIONS}
-
-    @property
-    def world(self) -> int:
-        """Return the number of all processes."""
-        return math.prod(self.sizes.values())
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens per step, over all processes."""
-        return self.batch * self.length * self.passes * self.sizes["data"] * self.sizes["shard"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +76,8 @@ def predict(config: ModelConfig, setting: TrainingSetup) -> Prediction:
     model = whole if own is config else meta_model(own)
     processes = sizes["pipeline"]
     stages = stage_spans(num_layers(model), processes * setting.mesh.stages)
-    size = 2 if setting.half else FLOAT
-    work = Work(setting.batch, setting.length, setting.passes, len(stages), size, again=False)
     traced = trace_activations(
-        own, setting.batch, setting.length, setting.half, _busiest_context_rank(own, sizes, work)
+        own, setting.batch, setting.length, setting.half, _busiest_context_rank(own, setting)
     )
     candidates = []
     every = [stages[process::processes] for process in range(processes)]
@@ -135,18 +88,16 @@ def predict(config: ModelConfig, setting: TrainingSetup) -> Prediction:
         inside = _activations(own, traced, process, every[process], len(traced.layers), setting)
         candidates.append((process, part, _memory(part, sizes, *inside)))
     stage, part, memory = max(candidates, key=lambda item: item[2].total(again=False))
-    again = dataclasses.replace(work, again=True)
-    return Prediction(
-        stage, memory, exchanges(config, sizes, part, work), exchanges(config, sizes, part, again)
-    )
+    sent, sent_again = (exchanges(config, setting, part, again) for again in (False, True))
+    return Prediction(stage, memory, sent, sent_again)
 
 
-def _busiest_context_rank(own: ModelConfig, sizes: Mapping[str, int], work: Work) -> ContextParallel | None:
+def _busiest_context_rank(own: ModelConfig, setting: TrainingSetup) -> ContextParallel | None:
     """Return the process along `context` that receives most keys; None without context parallelism."""
-    if sizes["context"] == 1:
+    if setting.mesh.context == 1:
         return None
-    most = max(key_exchanges(own, sizes, work), key=lambda keys: keys.forward)
-    return ContextParallel(None, most.process, sizes["context"])
+    most = max(key_exchanges(own, setting), key=lambda keys: keys.forward)
+    return ContextParallel(None, most.process, setting.mesh.context)
 
 
 def check_mesh(model: Transformer, sizes: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""The part of a model in one process: its heads and inner units, its layers, its shard of every tensor."""
+"""The setting of a run, and the part of a model in a process: heads and inner units, layers, shards."""
 
 import dataclasses
 import math
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyformer.core.errors import InputError, unknown
+from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import Transformer, build_model
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.alternate import AlternateFeedForwardConfig
@@ -17,7 +19,11 @@ from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
 from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
+from polyformer.training.config import DIMENSIONS, ParallelConfig
 from polyformer.training.distributed.pipeline_stages import modules_of_layers
+
+FLOAT = 4
+"""Bytes of weights, gradients, and vectors between layers."""
 
 
 def _rows_and_columns(shape: Sequence[int], _: bool) -> int:
@@ -35,6 +41,55 @@ STATES: dict[str, Callable[[Sequence[int], bool], int]] = {
     "adafactor": _rows_and_columns,
 }
 """Elements of optimizer state for a parameter of a shape; the flag says whether it is an embedding table."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingSetup:
+    """The setting in which a model is trained.
+
+    batch: texts per batch, shared by the processes along context and tensor. length: tokens per text. passes:
+    batches per step, which are the microbatches of a pipeline. half: bfloat16 autocast. optimizer: a name in
+    `STATES`.
+    """
+
+    mesh: ParallelConfig = ParallelConfig()
+    batch: PositiveInt = 1
+    length: PositiveInt = 512
+    passes: PositiveInt = 1
+    half: bool = True
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.optimizer not in STATES:
+            raise unknown("optimizer with a prediction", self.optimizer, STATES)
+        self.mesh.check_optimizer(self.optimizer)
+        self.mesh.check_accumulated(self.passes)
+        if self.length < self.sizes["context"]:
+            raise InputError(
+                f"context={self.mesh.context}: more processes than the {self.length} tokens of a text"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the number of processes along each dimension; `data` is 1 by default."""
+        data = self.mesh.data or 1
+        return {name: data if name == "data" else getattr(self.mesh, name) for name in DIMENSIONS}
+
+    @property
+    def product_bytes(self) -> int:
+        """Return the bytes per element in products."""
+        return 2 if self.half else FLOAT
+
+    @property
+    def world(self) -> int:
+        """Return the number of all processes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens per step, over all processes."""
+        return self.batch * self.length * self.passes * self.sizes["data"] * self.sizes["shard"]
 
 
 @dataclasses.dataclass(frozen=True)

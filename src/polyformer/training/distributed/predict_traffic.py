@@ -40,13 +40,12 @@ from polyformer.nn.feedforward.gated import GatedConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
 from polyformer.training.distributed.pipeline_stages import stage_spans
 from polyformer.training.distributed.predict_local import (
+    FLOAT,
     LocalParameters,
+    TrainingSetup,
     local_vocabulary_rows,
     tensor_parallel_config,
 )
-
-FLOAT = 4
-"""Bytes of weights, gradients, and vectors between layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,56 +57,44 @@ class Exchange:
     sent: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """The work of a process in a step.
-
-    It consists of `passes` batches of `batch` texts of `length` tokens, through `stages` of a pipeline. size:
-    bytes per element in products. again: whether layers are recomputed.
-    """
-
-    batch: int
-    length: int
-    passes: int
-    stages: int
-    size: int
-    again: bool
-
-
 def exchanges(
-    config: ModelConfig, sizes: Mapping[str, int], held: LocalParameters, work: Work
+    config: ModelConfig, setting: TrainingSetup, held: LocalParameters, again: bool
 ) -> list[Exchange]:
-    """Return the communication of a step along every dimension of `sizes` with several processes."""
-    vectors = FLOAT * work.batch * (work.length // sizes["context"]) * config.hidden_size  # [B, T, E]
-    forward = 2 if work.again else 1
+    """Return the communication of a step along every dimension of the mesh with several processes.
+
+    again: whether layers are recomputed.
+    """
+    sizes, passes = setting.sizes, setting.passes
+    vectors = FLOAT * setting.batch * (setting.length // sizes["context"]) * config.hidden_size  # [B, T, E]
+    forward = 2 if again else 1
     rows = []
     if (n := sizes["shard"] * sizes["context"]) > 1:
         share, layers = (n - 1) / n, held.whole - held.rest
         along = "shard" if sizes["context"] == 1 else "shard x context"
-        weights = FLOAT * share * (2 * layers + held.rest) * work.passes
+        weights = FLOAT * share * (2 * layers + held.rest) * passes
         rows += [
             Exchange(along, "all-gather of weights", weights),
-            Exchange(along, "reduce-scatter of gradients", FLOAT * share * held.whole * work.passes),
+            Exchange(along, "reduce-scatter of gradients", FLOAT * share * held.whole * passes),
         ]
     if (n := sizes["data"]) > 1:
         rows.append(Exchange("data", "all-reduce of gradients", 2 * (n - 1) / n * FLOAT * held.part))
     if (n := sizes["tensor"]) > 1:
         sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
-        inside = vectors * (forward * sums * work.size / FLOAT + gradients)
-        inside += _vocabulary_sums(config, sizes, vectors, work.size)
-        rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * work.passes))
+        inside = vectors * (forward * sums * setting.product_bytes / FLOAT + gradients)
+        inside += _vocabulary_sums(config, sizes, vectors, setting.product_bytes)
+        rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * passes))
     if sizes["context"] > 1:
-        keys = key_exchanges(tensor_parallel_config(config, sizes["tensor"]), sizes, work)
+        keys = key_exchanges(tensor_parallel_config(config, sizes["tensor"]), setting)
         for what in dict.fromkeys(layer.what for layer in keys):
             own = [layer for layer in keys if layer.what == what]
             read = sum(forward * layer.forward + layer.backward for layer in own)
             back = sum(layer.gradients for layer in own)
             rows += [
-                Exchange("context", what, read * work.passes),
-                Exchange("context", f"gradients of {what}", back * work.passes),
+                Exchange("context", what, read * passes),
+                Exchange("context", f"gradients of {what}", back * passes),
             ]
     if sizes["pipeline"] > 1:
-        hidden = vectors * _passed_on(config, sizes["pipeline"], work.stages) * work.passes
+        hidden = vectors * _passed_on(config, sizes["pipeline"], setting.mesh.stages) * passes
         rows.append(Exchange("pipeline", "hidden states and gradients", hidden))
         if held.shared:
             rows.append(
@@ -116,7 +103,7 @@ def exchanges(
     return rows
 
 
-def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
+def _passed_on(config: ModelConfig, processes: int, per_process: int) -> int:
     """Return the number of vectors [B, T, E] that the busiest process of a pipeline sends per batch.
 
     They are hidden states to the next stages, in the decoder together with those from the source, and the
@@ -124,7 +111,11 @@ def _passed_on(config: ModelConfig, processes: int, stages: int) -> int:
     """
     layers = sum(stack.num_hidden_layers for stack in _stacks(config))
     source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
-    edges = [0, *(2 if span.start > source else 1 for span in stage_spans(layers, stages)[1:]), 0]
+    edges = [
+        0,
+        *(2 if span.start > source else 1 for span in stage_spans(layers, processes * per_process)[1:]),
+        0,
+    ]
     sent = [before + after for before, after in itertools.pairwise(edges)]
     return max(sum(sent[process::processes]) for process in range(processes))
 
@@ -216,24 +207,18 @@ def exchanged_keys(
     return Keys(needs.received(most), 0, needs.received(most), most)
 
 
-def exchanged_sums(own: int, processes: int) -> Keys:
-    """Return the communication of attention that sends the sums of each process, `own` numbers, to all."""
-    sent = (processes - 1) * own
-    return Keys(sent, 0, 2 * sent, what="sums of keys")
-
-
-def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> list[Keys]:
+def key_exchanges(config: ModelConfig, setting: TrainingSetup) -> list[Keys]:
     """Return the bytes of keys, for all texts, for each attention, the encoder first.
 
     config: of one of the `tensor` processes.
     """
-    processes, calls = sizes["context"], list[Keys]()
+    processes, calls = setting.mesh.context, list[Keys]()
     if processes == 1:
         return calls
     for stack in _stacks(config):
         crosses = stack is config.decoder and config.encoder is not None
         known = dict[tuple[MechanismConfig, bool], Keys]()
-        whole = Context(work.length, work.length, causal=stack is config.decoder)
+        whole = Context(setting.length, setting.length, causal=stack is config.decoder)
         runs = runs_of_stack(stack, whole, processes)
         for mechanism in map(stack.attention.mechanism.for_layer, range(stack.num_hidden_layers)):
             reads = [
@@ -242,7 +227,7 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
             ]
             for read in reads:
                 if read not in known:
-                    known[read] = _exchanged(stack.attention, config.hidden_size, work, *read, runs)
+                    known[read] = _exchanged(stack.attention, config.hidden_size, setting, *read, runs)
                 calls.append(known[read])
     return calls
 
@@ -250,7 +235,7 @@ def key_exchanges(config: ModelConfig, sizes: Mapping[str, int], work: Work) -> 
 def _exchanged(
     attention: AttentionConfig,
     hidden_size: int,
-    work: Work,
+    setting: TrainingSetup,
     mechanism: MechanismConfig,
     causal: bool,
     runs: tuple[tuple[Run, ...], ...],
@@ -258,12 +243,13 @@ def _exchanged(
     """Return the bytes of one attention, either keys or sums over them."""
     width = attention.width(hidden_size)
     heads, kv_heads = attention.num_attention_heads, attention.kv_heads
-    own = mechanism.all_gathered_elements(heads, kv_heads, width, work.length)
+    own = mechanism.all_gathered_elements(heads, kv_heads, width, setting.length)
     if own is not None:
-        return exchanged_sums(len(runs[0]) * work.batch * own, len(runs)) * FLOAT
+        sent = FLOAT * (len(runs) - 1) * len(runs[0]) * setting.batch * own  # from each process to all others
+        return Keys(sent, 0, 2 * sent, what="sums of keys")
     rings = not getattr(mechanism, "dropout", 0)
-    keys = exchanged_keys(_first_pattern(mechanism, heads), work.length, len(runs), causal, rings, runs)
-    return keys * (2 * work.batch * kv_heads * width * work.size)
+    keys = exchanged_keys(_first_pattern(mechanism, heads), setting.length, len(runs), causal, rings, runs)
+    return keys * (2 * setting.batch * kv_heads * width * setting.product_bytes)
 
 
 def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:
