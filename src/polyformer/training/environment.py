@@ -1,4 +1,4 @@
-"""The environment that affects the last bits of a run: versions, processor, threads, processes."""
+"""The device of a run, and all that affects its last bits: versions, processor, threads, processes."""
 
 import os
 import platform
@@ -8,10 +8,20 @@ import numpy
 import torch
 
 import polyformer
+from polyformer.core.errors import InputError
 from polyformer.core.ops.tuning.machine import processor
 
 THREADS = "threads"
 PROCESSOR = "device", "instructions", "onednn"
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if it is unavailable."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' was requested, but torch finds no CUDA device; use 'auto' or 'cpu'")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
 
 
 def versions() -> dict[str, str]:

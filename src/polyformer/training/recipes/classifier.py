@@ -27,7 +27,8 @@ def image_classifier(folder: str | Path, device: str = "auto") -> tuple[ImageCla
 
 def task_of(config: VisionConfig) -> ImageClassification:
     """Return the task that reads images like a checkpoint; labels without names are LABEL_0, ..."""
-    names = {int(number): name for number, name in _fields(config).get("id2label", {}).items()}
+    fields = {} if config.origin is None else config.origin.fields
+    names = {int(number): name for number, name in fields.get("id2label", {}).items()}
     count = getattr(config.head, "num_labels", len(names))
     labels = (str(names.get(number, f"LABEL_{number}")) for number in range(count))
     each = config.num_channels
@@ -44,7 +45,3 @@ def brought(task: ImageClassification) -> DataConfig:
     """Return the data options that convert images to the size and the colour mode of `task`."""
     mode = "grey" if task.config.channels == 1 else "rgb"
     return DataConfig(image_size=task.size, image_mode=mode, streaming=True)
-
-
-def _fields(config: VisionConfig) -> dict[str, Any]:
-    return {} if config.origin is None else config.origin.fields

@@ -177,15 +177,6 @@ def _config(recipe: Recipe, task: Task, start: str | Path | None) -> AnyConfig:
     return config if recipe.model.pretrained is None else fit_tables(config, base)
 
 
-def defers_initialization(recipe: Recipe, task: Task) -> bool:
-    """Return whether the model is sharded before its weights are read, so that they can be drawn late."""
-    return (
-        not recipe.training.engine.parallel.whole
-        and task.supports_context_parallel
-        and recipe.distillation is None
-    )
-
-
 def _model(
     run: Run,
     recipe: Recipe,
@@ -199,8 +190,12 @@ def _model(
     In a resumed run a checkpoint provides the weights.
     """
     new_run = Checkpoints(run.folder).latest() is None
-    deferred = defers_initialization(recipe, task) and not (
-        new_run and (start or recipe.model.pretrained or recipe.vectors)
+    # Sharded before its weights are read, so that they can be drawn late.
+    deferred = (
+        not recipe.training.engine.parallel.whole
+        and task.supports_context_parallel
+        and recipe.distillation is None
+        and not (new_run and (start or recipe.model.pretrained or recipe.vectors))
     )
     model, draw = _initialized_model(recipe, config, deferred)
     if new_run:

@@ -1,11 +1,9 @@
 """Baselines for a finished model of texts or images, a text sample, and a figure of completed images."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.labels import IGNORED
@@ -94,23 +92,17 @@ def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:
     """Draw the first held-out images, what the model reads of them, and what it generates, into `path`.
 
-    Raises `InputError` if matplotlib is not installed.
+    They are named rows of pictures; negative levels are blank. Raises `InputError` if matplotlib is not
+    installed.
     """
     held = next(rows for rows in (splits.test, splits.validation, splits.train) if rows is not None)
-    write_pictures(path, dict(zip(task.pictures, task.complete(model, held, IMAGES, seed))), task.levels)
-
-
-def write_pictures(path: Path, images: Mapping[str, Tensor], levels: int) -> None:
-    """Draw images as named rows of pictures; negative levels are blank.
-
-    images: levels [N, height, width], or [N, height, width, 3] for red, green and blue.
-    """
+    images = dict(zip(task.pictures, task.complete(model, held, IMAGES, seed)))
     rows, (number, height, width) = len(images), next(iter(images.values())).shape[:3]
     paper = np.ones((rows * (height + GAP) - GAP, number * (width + GAP) - GAP, 3))
     for row, pictures in enumerate(images.values()):
         for column, picture in enumerate(pictures):
             top, left = row * (height + GAP), column * (width + GAP)
-            light = np.where(picture < 0, 1, picture / (levels - 1)).reshape(height, width, -1)
+            light = np.where(picture < 0, 1, picture / (task.levels - 1)).reshape(height, width, -1)
             paper[top : top + height, left : left + width] = light
     figure = new_figure(1 + number, len(images) + 1)
     axis = figure.subplots()

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, quote
@@ -32,7 +31,7 @@ from polyformer.models.architectures import Transformer, build_model, load_pretr
 from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.models.architectures.training_record import RECIPE, RECORD
 from polyformer.training.checkpoint import Checkpoints, load_model
-from polyformer.training.environment import versions
+from polyformer.training.environment import choose_device, versions
 from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.state import step_of
 from polyformer.training.tasks import Task
@@ -67,12 +66,6 @@ class Run:
                 f"{folder}: not a run (it has no {RECIPE}); expected what `polyformer train` wrote"
             )
         return cls(folder)
-
-    def check_new(self) -> None:
-        """Raise `InputError` if the folder already contains a run."""
-        if (self.folder / RECIPE).exists():
-            way = f"continue it with --resume {self.folder}, or choose another --out"
-            raise InputError(f"{self.folder} already holds a run; {way}")
 
     def begin(self, recipe: Recipe, tokenizer: Tokenizer | None, model: Transformer, **facts: Any) -> None:
         """Write the inputs of the run, with `facts` for run.json, at the start of training."""
@@ -198,15 +191,6 @@ def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str)
     return run.task_of(kind), run.model(device)
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda"; raise `InputError` if it is unavailable."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' was requested, but torch finds no CUDA device; use 'auto' or 'cpu'")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def new_folder(name: str, root: str | Path = "runs") -> Path:
     """Create and return a new folder ROOT/NAME-NUMBER."""
     number = 1
@@ -284,5 +268,7 @@ def folder_of(out: str | Path, resume: bool) -> Run:
     if resume:
         return Run.open(out)
     run = Run(Path(out))
-    run.check_new()
+    if (run.folder / RECIPE).exists():
+        way = f"continue it with --resume {run.folder}, or choose another --out"
+        raise InputError(f"{run.folder} already holds a run; {way}")
     return run
