@@ -112,7 +112,7 @@ class MuonConfig(OptimizerConfig):
 
     def build(self, model: nn.Module) -> Muon:
         """Return the optimizer; for a model without matrices except embedding tables it is plain Adam."""
-        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        tables = embedding_tables(model)
         matrices: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for parameter in trained(model):
@@ -133,14 +133,14 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return parameters
 
 
+def embedding_tables(model: nn.Module) -> set[int]:
+    """Return the ids of the embedding tables in `model`."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
 def decay_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
     """Return parameter groups: matrices with weight decay; vectors, and by default tables, without."""
-    tables = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
+    tables = embedding_tables(model)
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for parameter in trained(model):

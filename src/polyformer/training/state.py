@@ -81,12 +81,9 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{file}: written as format {state['format']} by {quote(state.get('versions'))}; "
             f"this version of polyformer reads format {FORMAT}: resume with the version that wrote it"
         )
-    if not all(
-        isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items()
-    ):
-        raise InputError(f"{file} is not the state of a training run")
-    whole = {MODEL, OPTIMIZER} <= set(state["sha256"])
-    if not whole and not any(name.startswith(f"{MODEL_PARTS}/") for name in state["sha256"]):
+    fits = all(isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items())
+    files = state["sha256"] if fits else {}
+    if not {MODEL, OPTIMIZER} <= set(files) and not any(name.startswith(f"{MODEL_PARTS}/") for name in files):
         raise InputError(f"{file} is not the state of a training run")
     if state.pop(CHECKSUM, None) != checksum(state):
         raise InputError(f"{file} is damaged or was edited: its content does not match its checksum")

@@ -74,15 +74,13 @@ class ContrastiveModelling(CorruptingTask, config=ContrastiveModellingConfig):
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows of global and long tokens of whole sentences."""
-        limits = {"global_tokens": self.config.global_tokens, "long_tokens": self.config.row_length}
+        count = self.config.global_tokens
         prepared: list[Row] = []
         for row in rows:
             sentences = self.tokenizer.encode_batch(split_sentences(row["text"]))
-            prepared += [self._structured(document) for document in documents_of(sentences, **limits)]
+            documents = documents_of(sentences, global_tokens=count, long_tokens=self.config.row_length)
+            prepared += [structured(each, global_id=self.cls, global_tokens=count) for each in documents]
         return prepared
-
-    def _structured(self, sentences: Sequence[Sequence[int]]) -> Row:
-        return structured(sentences, global_id=self.cls, global_tokens=self.config.global_tokens)
 
     @property
     def corrupt(self) -> Corrupt:

@@ -67,29 +67,19 @@ class GeneratorAndModel(nn.Module):
         self.generator, self.model, self.detection_weight = generator, model, detection_weight
         share_embeddings(generator, model)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> ElectraOutput:
+    def forward(self, input_ids: Tensor, labels: Tensor, **context: Tensor) -> ElectraOutput:
         """Run both models on `input_ids` [B, T] with masked tokens, which are the `labels`.
 
-        In evaluation the generator draws the same replacements in every call.
+        context: further inputs of both models. In evaluation the generator draws the same replacements in
+        every call.
         """
-        context = {
-            "attention_mask": attention_mask,
-            "document_ids": document_ids,
-            "position_ids": position_ids,
-        }
         masked = self.generator(input_ids, labels=labels, **context)
         with torch.no_grad():
             hidden = masked.last_hidden_state[labels != IGNORED, None]
             logits = self.generator.next_logits(dataclasses.replace(masked, last_hidden_state=hidden))
             seeded = None if self.training else torch.Generator(input_ids.device).manual_seed(0)
-            real = None if attention_mask is None else attention_mask.bool()
+            mask = context.get("attention_mask")
+            real = None if mask is None else mask.bool()
             ids, is_replaced = replaced(input_ids, labels, draw(logits, seeded), real)
         output = self.model(ids, labels=is_replaced, **context)
         loss = masked.loss + self.detection_weight * output.loss
