@@ -6,7 +6,6 @@ can name a missing module. A checkpoint or a run's folder never causes an import
 """
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.base import Pattern, parts_in
 from polyformer.core.config import Config, decode
 from polyformer.core.errors import InputError, quote, shortened
 from polyformer.core.limits import QUOTED
@@ -84,7 +83,7 @@ def is_imported(name: str) -> bool:
 
 def modules_of(config: Config) -> tuple[str, ...]:
     """Return the modules outside this library that define a part of `config`: `mine.py`, `package.module`."""
-    names = {type(part).__module__: None for part in _parts(config)}
+    names = {type(part).__module__: None for part in parts_in(config) if isinstance(part, Config | Pattern)}
     return tuple(_import_name_of(module) for module in names if module.partition(".")[0] != "polyformer")
 
 
@@ -134,13 +133,3 @@ def _import_name_of(module: str) -> str:
     """Return the name by which a user imports a module: its file if it is not in a package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).name if file and "." not in module and Path(file).name != "__init__.py" else module
-
-
-def _parts(value: Any) -> Iterator[Config | Pattern]:
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _parts(item)
-    elif isinstance(value, Config | Pattern):
-        yield value
-        for field in dataclasses.fields(value):
-            yield from _parts(getattr(value, field.name))

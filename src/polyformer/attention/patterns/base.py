@@ -8,7 +8,7 @@ them).
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -216,18 +216,21 @@ class TabulatedPattern(Pattern, named=False):
         return lookups.allows(context, b, h, q_idx, kv_idx)
 
 
-def patterns_in(part: object) -> Iterator[Pattern]:
-    """Yield all patterns in `part`, a pattern, a configuration or a tuple of them."""
-    if isinstance(part, Pattern):
-        yield part
+def parts_in(part: object) -> Iterator[object]:
+    """Yield `part` and all that it contains: the items of tuples and the fields of dataclasses."""
+    yield part
+    inner: Iterable[object] = ()
     if isinstance(part, tuple):
-        inner: Iterator[object] = iter(part)
+        inner = part
     elif dataclasses.is_dataclass(part):
         inner = (getattr(part, field.name) for field in dataclasses.fields(part))
-    else:
-        return
     for value in inner:
-        yield from patterns_in(value)
+        yield from parts_in(value)
+
+
+def patterns_in(part: object) -> Iterator[Pattern]:
+    """Yield all patterns in `part`, a pattern, a configuration or a tuple of them."""
+    return (value for value in parts_in(part) if isinstance(value, Pattern))
 
 
 def contains(part: object, kind: type[Pattern]) -> bool:

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
-from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.base import contains
 from polyformer.attention.patterns.per_head import PerHead
 from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.attention.positions import Position, changes_scores
@@ -291,15 +291,5 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
     if attention.mechanism.config.sink:
         raise refuse("the sinks of softmax attention are not divided by heads")
     pattern = attention.mechanism.config.pattern
-    if pattern is not None and _depends_on_head(pattern):
+    if contains(pattern, MaskModPattern):
         raise refuse("a mask_mod of one's own may ask for the number of a head")
-
-
-def _depends_on_head(pattern: Any) -> bool:
-    if isinstance(pattern, MaskModPattern):
-        return True
-    if isinstance(pattern, list | tuple):
-        return any(map(_depends_on_head, pattern))
-    if not isinstance(pattern, Pattern) or not dataclasses.is_dataclass(pattern):
-        return False
-    return any(_depends_on_head(getattr(pattern, field.name)) for field in dataclasses.fields(pattern))

@@ -30,7 +30,7 @@ from torchrl.objectives.value import GAE
 from polyformer.core.state import State
 from polyformer.models.architectures.policy import Policy
 from polyformer.training.rl.environments import make_environment, scale_actions, vector_environment
-from polyformer.training.rl.rollouts import MEMORY, Rollout
+from polyformer.training.rl.rollouts import MEMORY, Rollout, tensors_of
 
 
 class RecurrentTrunk(TensorDictModuleBase):
@@ -40,7 +40,7 @@ class RecurrentTrunk(TensorDictModuleBase):
         super().__init__()
         self.policy = policy
         self.blank = policy.new_state(1)
-        self.names = [field.name for field in dataclasses.fields(self.blank)]
+        self.names = list(tensors_of(self.blank))
         reads: Any = ["observation", "is_init", *((MEMORY, name) for name in self.names)]
         writes: Any = ["hidden", *(("next", MEMORY, name) for name in self.names)]
         self.in_keys, self.out_keys = reads, writes
@@ -59,11 +59,6 @@ class RecurrentTrunk(TensorDictModuleBase):
     def state_of(self, tensordict: TensorDictBase) -> State:
         """Return the policy's state that `tensordict` [B] contains."""
         return dataclasses.replace(self.blank, **{name: tensordict[MEMORY, name] for name in self.names})
-
-
-def tensors_of(state: State) -> dict[str, Tensor]:
-    """Return a policy's state as tensors by the names of its fields."""
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
 def modules_of(policy: Policy) -> tuple[Any, Any]:

@@ -38,10 +38,8 @@ class Rollout(State):
         runs = self.starts.shape
         columns = {"is_init": self.starts, "advantage": self.advantages, "value_target": self.targets}
         memory = {
-            field.name: getattr(self.memory, field.name)[:, None].expand(
-                -1, runs[1], *getattr(self.memory, field.name).shape[1:]
-            )
-            for field in dataclasses.fields(self.memory)
+            name: tensor[:, None].expand(-1, runs[1], *tensor.shape[1:])
+            for name, tensor in tensors_of(self.memory).items()
         }
         return TensorDict(
             {
@@ -53,3 +51,8 @@ class Rollout(State):
             },
             runs,
         )
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """Return a policy's state as tensors by the names of its fields."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

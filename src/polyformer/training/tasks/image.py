@@ -10,7 +10,7 @@ such as `grid` of (height, width, 3) distinguish them.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, ClassVar, Self
 
@@ -20,6 +20,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from polyformer.attention.patterns import Local2D
+from polyformer.attention.patterns.base import parts_in
 from polyformer.attention.positions import GridConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
@@ -164,13 +165,6 @@ def by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def shapes(config: object) -> Iterator[tuple[int, ...]]:
-    """Yield the image shapes in a model's configuration."""
-    if isinstance(config, Local2D | GridConfig):
-        yield config.shape
-    elif isinstance(config, tuple):
-        for item in config:
-            yield from shapes(item)
-    elif dataclasses.is_dataclass(config):
-        for field in dataclasses.fields(config):
-            yield from shapes(getattr(config, field.name))
+def shapes(config: object) -> list[tuple[int, ...]]:
+    """Return the image shapes in a model's configuration."""
+    return [part.shape for part in parts_in(config) if isinstance(part, Local2D | GridConfig)]
