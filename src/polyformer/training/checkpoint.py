@@ -98,14 +98,10 @@ class Checkpoints:
         the checkpoint is either complete or absent.
         """
         if group is not None:
-            from polyformer.training.distributed.sharded_files import raise_on_all_ranks
+            from polyformer.training.distributed.sharded_files import shared_errors
 
-            complaint = None
-            try:
+            with shared_errors(group):
                 self._write_parts(snapshot, group)
-            except InputError as error:
-                complaint = str(error)
-            raise_on_all_ranks(complaint, group)
             return
         with atomic_directory(self.path(snapshot.progress.step)) as folder:
             save_tensors(folder / MODEL, snapshot.weights)
@@ -114,18 +110,14 @@ class Checkpoints:
         self.prune(snapshot.progress.best_step)
 
     def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.training.distributed.sharded_files import broadcast_path, raise_on_all_ranks
+        from polyformer.training.distributed.sharded_files import broadcast_path, shared_errors
         from polyformer.training.sharded_checkpoint import write_sharded
 
-        first, complaint = torch.distributed.get_rank() == 0, None
-        path = self.path(snapshot.progress.step)
+        first, path = torch.distributed.get_rank() == 0, self.path(snapshot.progress.step)
         with ExitStack() as opened:
             folder = None
-            try:
+            with shared_errors(group):
                 folder = opened.enter_context(atomic_directory(path)) if first else None
-            except InputError as error:
-                complaint = str(error)
-            raise_on_all_ranks(complaint, group)
             folder = broadcast_path(folder, group)
             with writing(path):
                 digests = write_sharded(folder, snapshot.weights, snapshot.optimizer, group)

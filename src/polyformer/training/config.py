@@ -40,8 +40,19 @@ class ParallelConfig(Config):
 
     def check_accumulated(self, batches: int) -> None:
         """Raise `InputError` if a pipeline cannot run this number of microbatches."""
-        if self.pipeline > 1:
-            check_microbatches(batches, self.pipeline, self.pipeline_schedule, self.stages)
+        if self.pipeline == 1:
+            return
+        if self.stages == 1 and self.pipeline_schedule == "1f1b" and batches < self.pipeline:
+            raise InputError(
+                f"accumulate: the schedule '1f1b' needs as many microbatches as stages, {self.pipeline}, got "
+                f"{batches}; raise accumulate, or use 'gpipe'"
+            )
+        rounds = max(1, batches // self.pipeline)
+        if self.stages > 1 and batches % rounds:
+            raise InputError(
+                f"accumulate: {self.pipeline} processes of {self.stages} stages run microbatches in {rounds} "
+                f"equal rounds, got {batches}; use a multiple of {self.pipeline}"
+            )
 
     def check_optimizer(self, kind: str) -> None:
         """Raise `InputError` for an optimizer that cannot update a sharded model."""
@@ -76,21 +87,6 @@ class ParallelConfig(Config):
                 f"{data * product} (torchrun --nproc-per-node), or leave data out: it is then the rest"
             )
         return {name: data if name == "data" else others[name] for name in DIMENSIONS}
-
-
-def check_microbatches(number: int, processes: int, schedule: PipelineSchedule, stages: int) -> None:
-    """Raise `InputError` if `processes` with `stages` each cannot run `number` microbatches."""
-    rounds = max(1, number // processes)
-    if stages == 1 and schedule == "1f1b" and number < processes:
-        raise InputError(
-            f"accumulate: the schedule '1f1b' needs as many microbatches as stages, {processes}, got "
-            f"{number}; raise accumulate, or use 'gpipe'"
-        )
-    if stages > 1 and number % rounds:
-        raise InputError(
-            f"accumulate: {processes} processes of {stages} stages run microbatches in {rounds} equal "
-            f"rounds, got {number}; use a multiple of {processes}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

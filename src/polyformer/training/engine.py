@@ -20,7 +20,7 @@ from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkp
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.distributed.process_group import open_accelerator
-from polyformer.training.environment import machine
+from polyformer.training.environment import choose_device, machine
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.precision import autocast, choose_precision, tensor_float32
 from polyformer.training.signals import SignalRequests
@@ -44,16 +44,11 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.device == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                "device: 'cuda' was requested, but torch finds no CUDA device; use 'auto' or 'cpu'"
-            )
-        use_cuda = config.device != "cpu" and torch.cuda.is_available()
-        self.config = config
+        device, self.config = choose_device(config.device), config
         config.parallel.sizes(launcher.world())  # before the processes wait for each other
         if config.precision == "fp16" and not config.parallel.whole:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
-        self.accelerator = open_accelerator("cuda" if use_cuda else "cpu", config.timeout)
+        self.accelerator = open_accelerator(device.type, config.timeout)
         self.device = self.accelerator.device
         self.precision = choose_precision(config.precision, self.device)
         self.rank = self.accelerator.process_index
@@ -138,13 +133,13 @@ class Engine:
 
         root: the module to call, `model` or a wrapper of it. draw: as in `place_model`.
         """
-        from polyformer.training.distributed.deferred_initialization import materialize, move_to_device
+        from polyformer.training.distributed.deferred_initialization import materialize
         from polyformer.training.distributed.fully_sharded import apply_fsdp, compile_layers
 
         assert self.mesh is not None
         divided = self.mesh.sharding.size() > 1
         if not divided:
-            move_to_device(model, self.device)
+            model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(self.device))
         if self.config.compile:
             compile_layers(model)
         notes = apply_fsdp(model, self.mesh.sharding, root) if divided else []
@@ -247,9 +242,11 @@ class Engine:
     def no_sync_unless_last(self, skip: bool) -> AbstractContextManager[object]:
         """Return a context that skips gradient synchronization if `skip`, for all but the last pass."""
         if self.mesh is not None:
-            from polyformer.training.distributed.fully_sharded import set_all_reduce_gradients
+            from torch.distributed.fsdp import FSDPModule
 
-            set_all_reduce_gradients(self.wrapped, last=not skip)
+            if isinstance(self.wrapped, FSDPModule):
+                # Shards are reduced after every pass: otherwise each process would hold all gradients.
+                self.wrapped.set_requires_all_reduce(not skip)
             return nullcontext()
         # A compiled module forwards attributes, so `no_sync` of the data-parallel module is used either way.
         return self.accelerator.no_sync(self.wrapped) if skip and self.world > 1 else nullcontext()
@@ -261,9 +258,7 @@ class Engine:
     def sum(self, values: list[float]) -> torch.Tensor:
         """Return the sums of `values` over the processes, in float64 on the device."""
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.mesh is not None:  # count processes that share batches once
-            return mine.new_tensor(self.rows(mine)).sum(0)
-        return self.accelerator.reduce(mine, "sum") if self.world > 1 else mine  # type: ignore[return-value]
+        return self.gather(mine[None]).sum(0)  # counts processes that share batches once
 
     def passes(self, own: int, accumulate: int) -> int:
         """Return the number of passes that this process must run in a step, at most `accumulate`.
@@ -327,15 +322,16 @@ class Engine:
     def update(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.Tensor:
         """Clip the gradients, update the weights and reset the gradients; return the norm before clipping."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self.mesh is not None:
-            from polyformer.training.distributed.fully_sharded import gradient_norm, update_shards
+        self.scaler.unscale_(optimizer)
+        if self.mesh is None:
+            norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+            clip_gradients = torch.nn.utils.clip_grads_with_norm_
+        else:
+            from polyformer.training.distributed.fully_sharded import clip_gradients, gradient_norm
 
             norm = gradient_norm(parameters) if self.pipeline is None else self.pipeline.norm()
-            return update_shards(optimizer, parameters, clip, norm)
-        self.scaler.unscale_(optimizer)
-        norm = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
         if clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+            clip_gradients(parameters, clip, norm)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)

@@ -4,6 +4,7 @@ CHECKPOINT/model/shard-00001-....safetensors        weights and buffers of the f
            optimizer/shard-00001-....safetensors    optimizer tensors of the first process, by NAME/KEY
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from polyformer.training.distributed.sharded_files import (
     is_on_other_rank,
     is_sharded,
     local_shard_files,
-    raise_on_all_ranks,
     read_shards,
+    shared_errors,
     stored_tensors,
     write_shards,
 )
@@ -91,13 +92,9 @@ def check_files(path: Path, digests: dict[str, str], together: bool) -> None:
     With `together` the processes share the files, and all of them raise an error found by any.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    complaint = None
-    for name in sorted(digests)[rank::world]:
-        if not (path / name).is_file():
-            complaint = f"no such file: {path / name}"
-        elif file_digest(path / name) != digests[name]:
-            complaint = f"{path / name} is damaged: its bytes are not those written"
-    if together:
-        raise_on_all_ranks(complaint)
-    elif complaint is not None:
-        raise InputError(complaint)
+    with shared_errors() if together else nullcontext():
+        for name in sorted(digests)[rank::world]:
+            if not (path / name).is_file():
+                raise InputError(f"no such file: {path / name}")
+            if file_digest(path / name) != digests[name]:
+                raise InputError(f"{path / name} is damaged: its bytes are not those written")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
@@ -66,11 +66,6 @@ def _move_to_meta(parent: nn.Module, name: str, module: nn.Module | None) -> Non
             module._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
-def move_to_device(model: nn.Module, device: torch.device) -> None:
-    """Move the tensors of `model` that have values to `device`."""
-    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
-
-
 def materialize(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
     """Allocate on `device` the shards of parameters that have no values yet, and fill them by `draw`.
 
@@ -98,15 +93,10 @@ def deferred_draw(model: nn.Module, initializer_range: float | None) -> Draw:
                 weight = getattr(module, name)
                 whole = torch.empty(weight.shape, dtype=weight.dtype)
                 fill(whole)
-                _copy_shard(weight, whole)
+                if isinstance(weight, DTensor):
+                    weight.to_local().copy_(local_part(whole, weight))
+                elif not weight.is_meta:  # else only other processes have it
+                    weight.copy_(whole)
         shrink_residual(divided, initializer_range)
 
     return draw
-
-
-def _copy_shard(weight: Tensor, whole: Tensor) -> None:
-    """Copy the shard of this process of `whole` into `weight`, if this process has one."""
-    if isinstance(weight, DTensor):
-        weight.to_local().copy_(local_part(whole, weight))
-    elif not weight.is_meta:
-        weight.copy_(whole)

@@ -11,11 +11,10 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_tensors
 from polyformer.core.tensor_files import in_file_order, write_one_by_one
 from polyformer.training.distributed.fully_sharded import full_tensor
-from polyformer.training.distributed.sharded_files import raise_on_all_ranks
+from polyformer.training.distributed.sharded_files import shared_errors
 
 STATE_ATTRIBUTES = {"_parameters", "_buffers"}
 """Attributes of a module that may have changed when it is restored."""
@@ -79,16 +78,14 @@ def gather_full_state_dict(path: Path, module: nn.Module, fetch: Fetch) -> dict[
     for name, tensor in named.items():
         names.setdefault(id(tensor), name)
     tensors = {name: named[name] for name in names.values()}
-    order, complaint = in_file_order(tensors), None
-    whole = (tensor for name in order if (tensor := fetch(tensors[name])) is not None)
-    if dist.get_rank() == 0:
+    whole = (tensor for name in in_file_order(tensors) if (tensor := fetch(tensors[name])) is not None)
+    with shared_errors():
         try:
-            atomic_write(path, lambda partial: write_one_by_one(partial, tensors, whole))
-        except InputError as error:
-            complaint = str(error)
-    for _ in whole:
-        pass  # after a full disk, still receive the tensors that the other processes send
-    raise_on_all_ranks(complaint)
+            if dist.get_rank() == 0:
+                atomic_write(path, lambda partial: write_one_by_one(partial, tensors, whole))
+        finally:
+            for _ in whole:
+                pass  # after a full disk, still receive the tensors that the other processes send
     stored = read_tensors(path) if dist.get_rank() == 0 else {}
     return {id(tensor): stored.get(name, _empty(tensor)) for name, tensor in tensors.items()}
 

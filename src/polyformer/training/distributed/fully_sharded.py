@@ -32,7 +32,11 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None
     root: the module to call, `model` or a wrapper of it. The model may be on the CPU: each process moves its
     shard of one unit after another to the device of the mesh.
     """
-    _check(model)
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            raise InputError(
+                f"shard: {quote(name)} holds {parameter.dtype}; only models in floating point are trained"
+            )
     notes = []
     for name, stack in local_stacks(model).items():
         reason = why_not_per_layer(model, stack)
@@ -90,16 +94,6 @@ def compile_layers(model: nn.Module) -> None:
             module.compile()
 
 
-def set_all_reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Set whether gradients are reduced over the replicas of the model after this or a later pass.
-
-    Within a replica they are reduced after every pass: otherwise each process would hold the gradients of all
-    weights.
-    """
-    if isinstance(model, FSDPModule):
-        model.set_requires_all_reduce(last)
-
-
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
     """Gather all weights outside of the layers of stacks, for calls that do not use `model.forward`.
@@ -122,23 +116,9 @@ def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         parts: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         for parameter in group["params"]:
-            parts.setdefault(_mesh(parameter), []).append(parameter)
+            parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
         groups += [{**group, "params": part} for part in parts.values()]
     optimizer.param_groups[:] = groups
-
-
-def update_shards(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], clip: float | None, norm: Tensor
-) -> Tensor:
-    """Clip the gradients, update the local shards of the weights and reset the gradients; return `norm`.
-
-    norm: the norm of the whole gradient before clipping.
-    """
-    if clip is not None:
-        clip_gradients(parameters, clip, norm)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -172,10 +152,6 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _mesh(tensor: Tensor) -> DeviceMesh | None:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
-
-
 def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
     """Return the groups of processes that hold different shards of `tensor`."""
     if not isinstance(tensor, DTensor):
@@ -184,11 +160,3 @@ def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
     return tuple(
         tensor.device_mesh.get_group(i) for i, placement in dimensions if not isinstance(placement, Replicate)
     )
-
-
-def _check(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            raise InputError(
-                f"shard: {quote(name)} holds {parameter.dtype}; only models in floating point are trained"
-            )

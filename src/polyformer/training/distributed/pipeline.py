@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.models.outputs import ModelOutput
-from polyformer.training.config import PipelineSchedule, check_microbatches
+from polyformer.training.config import PipelineSchedule
 from polyformer.training.distributed.collectives import local_shard
 from polyformer.training.distributed.fully_sharded import gradient_norm
 from polyformer.training.distributed.parameter_owners import ParameterOwners
@@ -45,7 +45,9 @@ def same_shape(batches: list[Batch], shares: list[float]) -> Batch:
     `InputError` for entries that are neither per token nor per text.
     """
     rows = max(len(batch["input_ids"]) for batch in batches)
-    masked = [_with_masks(batch) for batch in batches] if _differ(batches) else batches
+    shapes = [{name: value.shape for name, value in batch.items()} for batch in batches]
+    alike = all(shape == shapes[0] for shape in shapes)
+    masked = batches if alike else [_with_masks(batch) for batch in batches]
     names = masked[0].keys()
     if any(batch.keys() != names for batch in masked):
         raise InputError("pipeline: the batches of a step have different entries; set accumulate to 1")
@@ -58,10 +60,6 @@ def same_shape(batches: list[Batch], shares: list[float]) -> Batch:
         length = max(value.shape[-1] for value in values)
         joined[name] = torch.cat([_padded(value, name, rows, length) for value in values])
     return {**joined, LOSS_WEIGHT: torch.tensor(shares, dtype=torch.float64)}
-
-
-def _differ(batches: list[Batch]) -> bool:
-    return any(batch[name].shape != value.shape for batch in batches for name, value in batches[0].items())
 
 
 def _with_masks(batch: Batch) -> Batch:
@@ -140,10 +138,8 @@ class Pipeline:
     def step(self, batches: list[Batch], shares: list[float]) -> list[float]:
         """Run the forward and backward passes of one step, and return the losses in every process.
 
-        Adds the gradients of sum_i shares_i loss_i to the existing gradients. Raises `InputError` for fewer
-        batches than the schedule requires.
+        Adds the gradients of sum_i shares_i loss_i to the existing gradients.
         """
-        check_microbatches(len(batches), self.size, self.schedule, self.per_process)
         batch = same_shape(batches, shares)
         schedule = self._schedule_for(_lengths(batch), len(batch["input_ids"]), len(batches))
         ids = batch.pop("input_ids")
@@ -152,7 +148,8 @@ class Pipeline:
         first = (ids,) if 0 in self.local_stages else ()
         target = torch.tensor(shares, dtype=torch.float64, device=self.device)
         schedule.step(*first, target=target, return_outputs=False, **batch)
-        self._sum_gradients()
+        for parameter, (_, group) in self.shared.items():  # so that the copies in the stages stay equal
+            _sum_gradient(parameter, group)
         values = torch.stack([torch.stack(stage.losses) for stage in self.stages.values()]).sum(0)
         dist.all_reduce(values, group=self.group)
         return values.tolist()
@@ -168,7 +165,7 @@ class Pipeline:
             stages = [self._stage(stage, rows // microbatches, lengths) for stage in self.local_stages]
             common: dict[str, Any] = {
                 "n_microbatches": microbatches,
-                "loss_fn": _weighted_loss,
+                "loss_fn": lambda loss, share: loss * share.to(loss.dtype).squeeze(),
                 "scale_grads": False,
             }
             if self.per_process > 1:
@@ -208,11 +205,6 @@ class Pipeline:
         return tuple(
             torch.empty(rows, size, width, dtype=self.dtype, device=device).requires_grad_() for size in sizes
         )
-
-    def _sum_gradients(self) -> None:
-        """Sum the gradients of parameters that several stages share, so that they stay equal."""
-        for parameter, (_, group) in self.shared.items():
-            _sum_gradient(parameter, group)
 
     def sum_over_replicas(self, group: dist.ProcessGroup) -> None:
         """Sum the gradients over the replicas of the model, which are the processes of `group`."""
@@ -273,10 +265,6 @@ class Pipeline:
         hidden = from_last(None if output is None else output.last_hidden_state)
         assert hidden is not None
         return ModelOutput(loss, hidden, predictions)
-
-
-def _weighted_loss(loss: Tensor, share: Tensor) -> Tensor:
-    return loss * share.to(loss.dtype).squeeze()
 
 
 def _sum_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

@@ -6,7 +6,8 @@ a special case, so that plain and sharded runs can read each other's checkpoints
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
@@ -30,16 +31,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 def is_on_other_rank(model: nn.Module, name: str) -> bool:
     """Return whether the parameter `name` belongs to a module that only other processes have."""
-    path = name.split(".")
-    return any(isinstance(_submodule(model, path[:depth]), Placeholder) for depth in range(1, len(path)))
-
-
-def _submodule(model: nn.Module, path: list[str]) -> nn.Module | None:
-    """Return the module at `path`, or None if there is none."""
-    module: nn.Module | None = model
-    for name in path:
-        module = None if module is None else module._modules.get(name)
-    return module
+    absent = (prefix for prefix, module in model.named_modules() if isinstance(module, Placeholder))
+    return any(name.startswith(f"{prefix}.") for prefix in absent)
 
 
 def unique_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,8 +98,14 @@ def broadcast_path(folder: Path | None, group: dist.ProcessGroup | None = None) 
     return Path(named[0])
 
 
-def raise_on_all_ranks(complaint: str | None, group: dist.ProcessGroup | None = None) -> None:
-    """Raise `InputError` in every process with the first complaint of any of them. Collective."""
+@contextmanager
+def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Raise the first `InputError` of any process in all of them, after the body. Collective."""
+    complaint = None
+    try:
+        yield
+    except InputError as error:
+        complaint = str(error)
     complaints: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(complaints, complaint, group=group)
     for text in complaints:
