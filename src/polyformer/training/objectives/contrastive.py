@@ -34,14 +34,12 @@ def contrastive_loss(
     *,
     temperature: float = 1.0,
     symmetric: bool = False,
-    stop_gradient: bool = False,
 ) -> Tensor:
     """Return the loss above for N pairs, predicted and encoded [N, E].
 
     Args:
         temperature: divides the products; 1 as in Oord et al. 2018.
         symmetric: the mean of this loss and the loss that identifies the predictions by the encodings.
-        stop_gradient: no gradient flows into `encoded`.
 
     Equal sentences in a batch are negatives of one another. With at most one pair there are no negatives and
     the loss is 0. Raises `InputError` for shapes that differ and a temperature that is not above 0.
@@ -55,7 +53,7 @@ def contrastive_loss(
         raise InputError(f"temperature: expected a number above 0, got {temperature}")
     if not len(predicted):
         return predicted.sum()  # 0, but part of the autograd graph
-    products = predicted @ (encoded.detach() if stop_gradient else encoded).T / temperature
+    products = predicted @ encoded.T / temperature
     own = torch.arange(len(products), device=products.device)
     loss = torch.nn.functional.cross_entropy(products, own)
     if symmetric:
