@@ -87,39 +87,12 @@ class _Normal(nn.Module):
         return means, self.policy.log_deviations.exp().expand_as(means)
 
 
-def with_recurrent_state(env: TransformedEnv, policy: Policy) -> TransformedEnv:
-    """Return `env` [B] with resets that also provide the initial state of the policy."""
-    rows = env.batch_size
-    specs = {
-        name: Unbounded(torch.Size((*rows, *tensor.shape[1:])), dtype=tensor.dtype, device=env.device)
-        for name, tensor in tensors_of(policy.new_state(1)).items()
-    }
-    if not specs:
-        return env
-    memory = Composite({MEMORY: Composite(specs, shape=rows)}, shape=rows)
-    return env.append_transform(TensorDictPrimer(memory))
-
-
-def batched_environment(
-    name: str, wrappers: Sequence[str], options: dict[str, Any], rows: int, device: torch.device
-) -> TransformedEnv:
-    """Return `rows` environments as a batch in this process; each is reset when its episode ends.
-
-    Vectors of actions are scaled to the bounds -1 and 1.
-    """
-    vector = vector_environment(
-        rows, lambda: scale_actions(make_environment(name, options, wrappers)), resets=False
-    )
-    env = TransformedEnv(GymWrapper(vector, categorical_action_encoding=True, device=device), InitTracker())
-    dtype = env.observation_spec["observation"].dtype
-    return env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))
-
-
 class Actors:
     """`rows` environments in which `policy` acts, as a batch in this process.
 
-    Every call starts new episodes from its seed, so that the result is a function of the seed, the weights
-    and torch's random state.
+    Each is reset when its episode ends, which also provides the initial state of the policy. Vectors of
+    actions are scaled to the bounds -1 and 1. Every call starts new episodes from its seed, so that the
+    result is a function of the seed, the weights and torch's random state.
     """
 
     def __init__(
@@ -131,11 +104,21 @@ class Actors:
         rows: int,
         steps: int,
     ):
-        self.policy = policy
         device = next(policy.parameters()).device
-        self.env = with_recurrent_state(
-            batched_environment(environment, wrappers, options, rows, device), policy
+        vector = vector_environment(
+            rows, lambda: scale_actions(make_environment(environment, options, wrappers)), resets=False
         )
+        wrapped = GymWrapper(vector, categorical_action_encoding=True, device=device)
+        self.env = TransformedEnv(wrapped, InitTracker())
+        dtype = self.env.observation_spec["observation"].dtype
+        self.env.append_transform(DTypeCastTransform(dtype, torch.float32, in_keys=["observation"]))
+        specs = {
+            name: Unbounded(torch.Size((rows, *tensor.shape[1:])), dtype=tensor.dtype, device=device)
+            for name, tensor in tensors_of(policy.new_state(1)).items()
+        }
+        if specs:
+            memory = Composite({MEMORY: Composite(specs, shape=(rows,))}, shape=(rows,))
+            self.env.append_transform(TensorDictPrimer(memory))
         self.actor = TensorDictSequential(*modules_of(policy))
         self.collector = Collector(
             self.env, self.actor, frames_per_batch=rows * steps, reset_at_each_iter=True, return_same_td=True
