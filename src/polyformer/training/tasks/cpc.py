@@ -28,9 +28,8 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import HeadConfig, MaskedConfig
 from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
-from polyformer.training.tasks.masking import CorruptingTask
 from polyformer.training.tasks.metrics import exp, stacked
-from polyformer.training.tasks.text import TextTaskConfig, required
+from polyformer.training.tasks.text import TextTask, TextTaskConfig, required
 
 ProperShare = Annotated[float, Interval(gt=0, lt=1), Wording("a share")]
 
@@ -56,7 +55,7 @@ class ContrastiveModellingConfig(TextTaskConfig):
         return "row_length + global_tokens", self.row_length + self.global_tokens
 
 
-class ContrastiveModelling(CorruptingTask, config=ContrastiveModellingConfig):
+class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
     """Contrastive predictive coding, with the metrics of masked language modelling and the contrastive loss.
 
     contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
@@ -65,6 +64,7 @@ class ContrastiveModelling(CorruptingTask, config=ContrastiveModellingConfig):
 
     config: ContrastiveModellingConfig
     stacks = "encoder"
+    corrupts_held_out = True
     sums = 6
     head: HeadConfig = MaskedConfig()
 

@@ -13,18 +13,10 @@ from polyformer.training.tasks.metrics import prediction_metrics, prediction_tot
 from polyformer.training.tasks.text import EncoderTask, TextTask, TextTaskConfig, required
 
 
-class CorruptingTask(TextTask):
-    """A task with held-out text that is corrupted like the training text, but only once."""
-
-    @property
-    def corrupt_held_out(self) -> Corrupt | None:
-        """Return `corrupt`; held-out batches use the same seed in every evaluation."""
-        return self.corrupt
-
-
-class TokenPrediction(CorruptingTask):
+class TokenPrediction(TextTask):
     """A task measured at the labelled tokens: loss (nats per token), perplexity exp(loss), accuracy."""
 
+    corrupts_held_out = True
     sums = 3
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -36,8 +28,10 @@ class TokenPrediction(CorruptingTask):
         return prediction_metrics(*totals)
 
 
-class MaskingTask(CorruptingTask, EncoderTask):
+class MaskingTask(EncoderTask):
     """A task that masks tokens according to the `masking` of its configuration."""
+
+    corrupts_held_out = True
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

@@ -68,6 +68,8 @@ class TextTask(Task):
     stacks: ClassVar[str]
     """The required model: "decoder", "encoder" or "encoder-decoder"."""
     head: HeadConfig
+    corrupts_held_out: ClassVar[bool] = False
+    """Whether `corrupt` is applied to held-out rows too."""
     sums = 2
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
@@ -103,11 +105,6 @@ class TextTask(Task):
     @property
     def corrupt(self) -> Corrupt | None:
         """Return a function applied to a training row each time it enters a batch, or None."""
-        return None
-
-    @property
-    def corrupt_held_out(self) -> Corrupt | None:
-        """Return the same for evaluation."""
         return None
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -197,7 +194,9 @@ class TextTask(Task):
         prepared = self.prepare_held_out(kept)
         longest = int(row_lengths(prepared).max(initial=1))  # may exceed the maximum of training
         plan = partial(by_tokens, max_tokens=max(self.batch_tokens, longest))
-        batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_held_out)
+        # With the same seed in every evaluation.
+        corrupt = self.corrupt if self.corrupts_held_out else None
+        batches = Batches(prepared, plan, self.collate, shuffle=False, corrupt=corrupt)
         return HeldOut(batches, self.counted(rows, kept))
 
     def counted(self, rows: Rows, kept: Sequence[Row]) -> dict[str, float]:
