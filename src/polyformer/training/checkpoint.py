@@ -262,16 +262,17 @@ def load_average(paths: list[Path], model: nn.Module) -> int:
     for big models.
     """
     from polyformer.training.distributed.collectives import local_shard
+    from polyformer.training.distributed.sharded_files import unique_tensors
 
-    sums: dict[int, torch.Tensor] = {}
-    tensors: dict[int, torch.Tensor] = {}  # the local shards, tied tensors once
+    sums: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in paths:
         load_model(path, model)
-        state = model.state_dict(keep_vars=True).values()
-        tensors = {id(tensor): local_shard(tensor.detach()) for tensor in state if tensor.is_floating_point()}
-        sums = {key: sums.get(key, 0) + tensor.double() for key, tensor in tensors.items()}
-    for key, tensor in tensors.items():
-        tensor.copy_(sums[key] / len(paths))
+        state = unique_tensors(model.state_dict(keep_vars=True))
+        tensors = {name: local_shard(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
+        sums = {name: sums.get(name, 0) + tensor.double() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        tensor.copy_(sums[name] / len(paths))
     return len(paths)
 
 
