@@ -71,8 +71,8 @@ def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, .
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (pixels(5, 6), "image: this model reads images of 4x6, got one of 5x6"),
-        (pixels(4, 6, 3), "image: this model reads images of 4x6, got one of 4x6x3"),
+        (pixels(5, 6), "image: this model reads images of 4 x 6, got one of 5 x 6"),
+        (pixels(4, 6, 3), "image: this model reads images of 4 x 6, got one of 4 x 6 x 3"),
         (pixels(4, 6).astype(float), r"image: expected uint8 \[H, W\] or .*, got float64 \[4, 6\]"),
         (pixels(4, 6, 2), r"got uint8 \[4, 6, 2\]"),
         (pixels(0, 6), "image: expected uint8"),
