@@ -83,7 +83,7 @@ def test_whole_articles_are_held_out(tmp_path: Path):
         DataConfig(path=path, together="article", streaming=True)
     with pytest.raises(InputError, match="no column 'chapter'"):
         load(DataConfig(path=path, format="qnli", columns=COLUMNS, together="chapter"), NEEDS)
-    with pytest.raises(InputError, match="too short to hold some of it out"):
+    with pytest.raises(InputError, match="too short to hold so much of it out"):
         load(DataConfig(path=write(tmp_path / "b.json", 1), format="qnli", together="article"), ("label",))
 
 

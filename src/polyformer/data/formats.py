@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.data.benchmarks import BENCHMARK_READERS
@@ -171,44 +171,11 @@ READERS: dict[str, Reader] = {
     **BENCHMARK_READERS,
 }
 
-Format = Literal[
-    "text",
-    "lines",
-    "paragraphs",
-    "articles",
-    "summaries",
-    "jsonl",
-    "csv",
-    "tsv",
-    "parquet",
-    "conll",
-    "conllu",
-    "squad",
-    "qnli",
-    "npz",
-    "idx",
-    "image",
-    "cifar10",
-    "cifar100",
-    "glue-cola",
-    "glue-sst2",
-    "glue-mrpc",
-    "glue-stsb",
-    "glue-qqp",
-    "glue-mnli",
-    "glue-qnli",
-    "glue-rte",
-    "glue-wnli",
-    "superglue-boolq",
-    "superglue-cb",
-    "superglue-copa",
-    "superglue-multirc",
-    "superglue-record",
-    "superglue-rte",
-    "superglue-wic",
-    "superglue-wsc",
-    "xnli",
-]
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(READERS)]
+"""The name of a format."""
 
 SUFFIXES = {
     ".txt": "text",

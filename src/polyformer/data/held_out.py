@@ -51,11 +51,8 @@ def _split_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[R
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[column], []).append(row)
-    due, chosen = 0.0, []
-    for group in groups.values():
-        due += fraction * len(group)
-        chosen.append(due >= len(group) / 2)
-        due -= len(group) * chosen[-1]
+    due = EvenSelection(fraction)
+    chosen = [due.holds(len(group)) for group in groups.values()]
     if not any(chosen):
         chosen[-1] = True
     sides: tuple[list[Row], list[Row]] = [], []

@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from polyformer.core.errors import InputError
+from polyformer.data.held_out import EvenSelection
 
 LIBRARY = "python:library"
 """The name of this text as the `path` of data."""
@@ -39,13 +40,8 @@ def library_files() -> list[Path]:
             f"data: this Python comes without the sources of its library (there are none in {root}): "
             "name a text of your own with --data PATH"
         )
-    share, due, chosen = min(1.0, CHARACTERS / sum(sizes)), 0.0, []
-    for path, size in zip(files, sizes):
-        due += share * size
-        if size and due >= size / 2:
-            due -= size
-            chosen.append(root / path)
-    return chosen
+    due = EvenSelection(min(1.0, CHARACTERS / sum(sizes)))
+    return [root / path for path, size in zip(files, sizes) if due.holds(size)]
 
 
 def library_documents() -> list[str]:

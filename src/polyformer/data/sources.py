@@ -3,10 +3,10 @@
 `polyformer.data.origins` describes the names of sources, `polyformer.data.formats` the formats of files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import Interval
 
@@ -29,26 +29,18 @@ if TYPE_CHECKING:
 
     Rows = datasets.Dataset | datasets.IterableDataset | PreparedText
 
-# Expected values by role, for messages. A label is any single value.
-_TEXT, _LIST = "text", "a list of texts"
-_IMAGE = "an image (bytes)"
-_NUMBERS = "a list of numbers, or of lists of numbers"
-_ANSWERS = "answers {text: [...], answer_start: [...]}"
-_HOLDS = {
-    IMAGE: _IMAGE,
-    "text": _TEXT,
-    "pair": _TEXT,
-    "source": _TEXT,
-    "target": _TEXT,
-    "tokens": _LIST,
-    "tags": _LIST,
-    **dict.fromkeys(ROLES, _NUMBERS),
-    "question": _TEXT,
-    "context": _TEXT,
-    CHOICES: _LIST,
-    "answers": _ANSWERS,
+# Expected values by role: in words, for messages, and as a test.
+_TEXT = "text", lambda value: isinstance(value, str)
+_LIST = "a list of texts", lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value)
+_NUMBERS = "a list of numbers, or of lists of numbers", lambda value: isinstance(value, list)
+_SINGLE = "a single value", lambda value: isinstance(value, str | int | float)
+_HOLDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    IMAGE: ("an image (bytes)", lambda value: isinstance(value, bytes)),
+    "answers": ("answers {text: [...], answer_start: [...]}", are_answers),
+    **dict.fromkeys(("text", "pair", "source", "target", "question", "context"), _TEXT),
+    **dict.fromkeys(("tokens", "tags", CHOICES), _LIST),
+    **dict.fromkeys(ROLES, _NUMBERS),  # `checked_episodes` checks the numbers
 }
-
 
 HeldOutShare = Annotated[float, Interval(ge=0, le=0.5), Wording("a share")]
 ImageSide = Annotated[int, Interval(ge=1, le=IMAGE_SIDE)]
@@ -105,14 +97,12 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     """
     if is_prepared_source(config.path):
         return _prepared_splits(config, needs)
-    if config.test_fraction:
-        return _hold_out_twice(config, needs)
     test = read(config, needs, config.test, "test") if config.test else None
     name = config.validation or (config.path if has_validation(config.path) else None)
-    if name or not config.validation_fraction:
-        validation = read(config, needs, name, "validation") if name else None
-        return Splits(read(config, needs, config.path), validation, test)
-    return Splits(*_hold_out(config, needs), test)
+    validation = read(config, needs, name, "validation") if name else None
+    if config.test_fraction or (config.validation_fraction and validation is None):
+        return _hold_out(config, needs, validation, test)
+    return Splits(read(config, needs, config.path), validation, test)
 
 
 def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
@@ -149,51 +139,29 @@ def _prepared(path: str, needs: Sequence[str], split: str) -> PreparedText:
     return text
 
 
-def _hold_out(config: DataConfig, needs: Sequence[str]) -> "tuple[Rows, Rows]":
-    """Hold out evenly spaced rows, without randomness or memory; of a few texts, hold out their ends."""
-    fraction = config.validation_fraction
+def _hold_out(
+    config: DataConfig, needs: Sequence[str], validation: "Rows | None", test: "Rows | None"
+) -> Splits:
+    """Hold out rows for the test, then rows for validation unless there are some.
+
+    Evenly spaced, without randomness; of a few texts, their ends.
+    """
     if config.streaming:
-        kept = _streamed(config, needs, config.path, "train", fraction, held=False)
-        return kept, _streamed(config, needs, config.path, "train", fraction, held=True)
-    kept, held = _parted(config, needs, _grouped(config, needs), fraction)
-    if not kept or not held:
-        raise InputError(
-            f"validation_fraction: {source_name(config.path)} is too short to hold some of it out; "
-            "name a validation source, or set validation_fraction=0"
-        )
-    return _in_memory(_needed(kept, needs), config.path), _in_memory(_needed(held, needs), config.path)
-
-
-def _hold_out_twice(config: DataConfig, needs: Sequence[str]) -> Splits:
-    """Hold out rows for the test first, then rows for validation unless a source is named."""
-    name = config.validation or (config.path if has_validation(config.path) else None)
-    kept, test = _parted(config, needs, _grouped(config, needs), config.test_fraction)
-    held: list[Row] = []
-    if name:
-        held = list(_rows(config, needs, name, "validation"))
-    elif config.validation_fraction and kept:
-        kept, held = _parted(config, needs, kept, config.validation_fraction)
-    if not kept or not test or not (held or config.validation_fraction == 0):
-        raise InputError(
-            f"test_fraction: {source_name(config.path)} is too short to hold so much of it out; "
-            "name a test source, or set test_fraction=0"
-        )
-    kept, held, test = (_needed(rows, needs) for rows in (kept, held, test))
-    validation = _in_memory(held, name or config.path) if held else None
-    return Splits(_in_memory(kept, config.path), validation, _in_memory(test, config.path))
-
-
-def _grouped(config: DataConfig, needs: Sequence[str]) -> list[Row]:
-    """Return the training rows, with the column of groups that stay together."""
+        options = config, needs, config.path, "train", config.validation_fraction
+        return Splits(_streamed(*options, held=False), _streamed(*options, held=True), test)
     together = (config.together,) if config.together is not None else ()
-    return list(_rows(config, tuple(dict.fromkeys((*needs, *together))), config.path, "train"))
-
-
-def _parted(
-    config: DataConfig, needs: Sequence[str], rows: list[Row], fraction: float
-) -> tuple[list[Row], list[Row]]:
-    """Return the rows to keep and the held-out rows."""
-    return split_rows(rows, needs, fraction, config.together)
+    kept = list(_rows(config, tuple(dict.fromkeys((*needs, *together))), config.path, "train"))
+    splits: dict[str, Rows | None] = {"validation": validation, "test": test}
+    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
+        if fraction and splits[split] is None:
+            kept, held = split_rows(kept, needs, fraction, config.together)
+            if not kept or not held:
+                raise InputError(
+                    f"{split}_fraction: {source_name(config.path)} is too short to hold so much of it out; "
+                    f"name a {split} source, or set {split}_fraction=0"
+                )
+            splits[split] = _in_memory(_needed(held, needs), config.path)
+    return Splits(_in_memory(_needed(kept, needs), config.path), **splits)
 
 
 def _needed(rows: list[Row], needs: Sequence[str]) -> list[Row]:
@@ -260,8 +228,8 @@ def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, spl
             if column not in row:
                 raise _no_column(config, path, number, role, column, row)
             value = chosen[role] = row[column]
-            if not _fits(value, _HOLDS.get(role)):
-                expected = _HOLDS.get(role, "a single value")
+            expected, fits = _HOLDS.get(role, _SINGLE)
+            if not fits(value):
                 where = f"{source_name(path)}, row {number}: column {quote(column)}"
                 raise InputError(f"{where} holds {quote(value)}, expected {expected}")
         yield chosen
@@ -283,20 +251,6 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
         return rows
     column = config.columns.get(IMAGE, IMAGE)
     return decoded_rows(rows, column, source_name(path), config.image_size, config.image_mode)
-
-
-def _fits(value: object, expected: str | None) -> bool:
-    if expected == _TEXT:
-        return isinstance(value, str)
-    if expected == _IMAGE:
-        return isinstance(value, bytes)
-    if expected == _ANSWERS:
-        return are_answers(value)
-    if expected == _NUMBERS:
-        return isinstance(value, list)  # the rest is checked with all columns
-    if expected == _LIST:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return isinstance(value, str | int | float)
 
 
 def _no_column(

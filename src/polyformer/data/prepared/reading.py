@@ -87,7 +87,7 @@ def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) 
 def texts_of(source: str, settings: Settings) -> Iterator[str]:
     """Return the texts of a source, which may be empty."""
     columns = {} if settings.column == "text" else {"text": settings.column}
-    config = DataConfig(path=source, format=settings.format, columns=columns, streaming=True)  # type: ignore[arg-type]
+    config = DataConfig(path=source, format=settings.format, columns=columns, streaming=True)
     return (row["text"] for row in checked_rows(config, ("text",), source, "train"))
 
 
