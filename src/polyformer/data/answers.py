@@ -52,25 +52,13 @@ class Window:
 def windows(
     question: Sequence[int], text: Sequence[int], *, cls_id: int, sep_id: int, length: int, stride: int
 ) -> list[Window]:
-    """Split `text` into windows of at most `length` tokens, including question and special tokens."""
-    capacity = length - len(question) - 3
-    if capacity < 1:
-        raise InputError(
-            f"length: expected at least {len(question) + 4}, for a question of {len(question)} tokens, "
-            f"3 special tokens and some text, got {length}"
-        )
-    if not 1 <= stride <= capacity:
-        raise InputError(
-            f"stride: expected 1 to {capacity}, the number of text tokens that fit next to a question of "
-            f"{len(question)} tokens, got {stride}"
-        )
-    windows = []
-    for first in range(0, max(len(text) - capacity + stride, 1), stride):
-        part = text[first : first + capacity]
-        ids = [cls_id, *question, sep_id, *part, sep_id]
-        types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
-        windows.append(Window(ids, types, len(question) + 2, first, len(part)))
-    return windows
+    """Split `text` into windows of at most `length` tokens, including question and special tokens.
+
+    length: of the question, 3 special tokens and at least `stride` tokens of the text.
+    """
+    start = len(question) + 2
+    types = [0] * start + [1] * (len(text) + 1)
+    return _cut([cls_id, *question, sep_id, *text, sep_id], types, start, start + len(text), length, stride)
 
 
 def encode_with_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[list[int], Offsets]]:
@@ -105,15 +93,18 @@ def marked_windows(pair: "Encoding", *, length: int, stride: int, typed: bool) -
         raise InputError(
             f"question: expected at most {length} tokens with its marks, got {length - capacity}"
         )
-    stride = min(stride, capacity)
+    windows = _cut(pair.ids, pair.type_ids, start, stop, length, min(stride, capacity))
+    return windows if typed else [dataclasses.replace(window, token_type_ids=[]) for window in windows]
+
+
+def _cut(ids: list[int], types: list[int], start: int, stop: int, length: int, stride: int) -> list[Window]:
+    """Return rows with the text `ids[start:stop]` in windows, between the tokens before and after it."""
+    capacity = length - start - (len(ids) - stop)
     windows = []
     for first in range(0, max(stop - start - capacity + stride, 1), stride):
-        size = min(capacity, stop - start - first)
-        ids, types = (
-            [*sequence[:start], *sequence[start + first : start + first + size], *sequence[stop:]]
-            for sequence in (pair.ids, pair.type_ids)
-        )
-        windows.append(Window(ids, types if typed else [], start, first, size))
+        text = slice(start + first, min(start + first + capacity, stop))
+        row_ids, row_types = ([*row[:start], *row[text], *row[stop:]] for row in (ids, types))
+        windows.append(Window(row_ids, row_types, start, first, text.stop - text.start))
     return windows
 
 
