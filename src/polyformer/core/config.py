@@ -40,7 +40,7 @@ class Config:
     paper: ClassVar[str] = ""
     option: ClassVar[str] = ""
     family: ClassVar[type["Config"]]
-    kinds: ClassVar[dict[str, type["Config"]]]
+    kinds: ClassVar[Members["Config"]]
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -178,7 +178,7 @@ class Config:
         return cls.from_dict(parse_yaml(text, cls.__name__))
 
 
-def _sources(kinds: dict[str, type[Config]]) -> Callable[[], dict[str, str]]:
+def _sources(kinds: Members[Config]) -> Callable[[], dict[str, str]]:
     """Return a function that returns the sources of a family's members by their names."""
     return lambda: {name: member.paper for name, member in kinds.items()}
 

@@ -17,6 +17,7 @@ import pkgutil
 import sys
 import threading
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -70,48 +71,32 @@ def import_modules(package: str) -> None:
         importlib.import_module(module.name)
 
 
-class Members(dict[str, type[T]]):
+class Members(UserDict[str, type[T]]):
     """Names to classes. A look-up of a missing name, or of all names, first loads installed packages."""
 
     def __missing__(self, name: str) -> type[T]:
-        load_installed()
-        if not dict.__contains__(self, name):
+        if name not in self:
             raise KeyError(name)
-        return dict.__getitem__(self, name)
+        return self.data[name]
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):  # a name from a file may have any type
             return False
-        if not dict.__contains__(self, name):
+        if name not in self.data:
             load_installed()
-        return dict.__contains__(self, name)
+        return name in self.data
 
     def __iter__(self) -> Iterator[str]:
         load_installed()
-        return super().__iter__()
-
-    def keys(self):
-        """Return all names."""
-        load_installed()
-        return super().keys()
-
-    def values(self):
-        """Return all classes."""
-        load_installed()
-        return super().values()
-
-    def items(self):
-        """Return all names with their classes."""
-        load_installed()
-        return super().items()
+        return iter(self.data)
 
 
-def register(registry: dict[str, type[T]], name: str, cls: type[T], what: str) -> None:
+def register(registry: Members[T], name: str, cls: type[T], what: str) -> None:
     """Register a class under `name`; only the same class, defined again, may replace it.
 
     Raises `InputError` if another class has the name, as files would otherwise be read as the wrong class.
     """
-    old = registry.get(name)
+    old = registry.data.get(name)
     if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
         raise InputError(
             f"{what} {quote(name)} of {cls.__module__}: the name is taken by "

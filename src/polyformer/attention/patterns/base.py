@@ -42,7 +42,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Pattern:
     """Base class of all patterns; not used directly."""
 
-    registry: ClassVar[dict[str, type["Pattern"]]] = Members()
+    registry: ClassVar[Members["Pattern"]] = Members()
     operators: ClassVar[dict[str, Callable[..., "Pattern"]]] = {}
     paper: ClassVar[str] = ""
 
