@@ -70,7 +70,7 @@ def test_no_limit_as_transformers_writes_it():
         ("[" * 100 + "]" * 100, "f: nested too deeply"),
         ('{"a": [' * 40 + "]}" * 40, "f: nested too deeply"),
         ('{"a": 1, "b": {"c": 1, "c": 1}}', "f: the name 'c' stands twice in one object"),
-        ("[NaN]", "f: expected finite numbers, got NaN"),
+        ("[NaN]", "f: expected finite numbers, got nan"),
         ("[-Infinity]", "finite"),
         ("[1e999]", "finite"),
         ("9" * 10000, "f: expected integers of at most 64 bits, got one of 10000 digits"),

@@ -39,9 +39,8 @@ def parse_json(
     that is not JSON. Without `finite` Python's NaN and Infinity are accepted too.
     """
     _check_size(text, JSON_BYTES, source)
-    strict = {"parse_constant": _not_finite, "parse_float": _float} if finite else {}
     try:
-        data = json.loads(text, object_pairs_hook=_once_each, parse_int=_integer, **strict)
+        data = json.loads(text, object_pairs_hook=_once_each, parse_int=_integer)
     except RecursionError:
         raise _too_deep(source) from None
     except _RefusedError as error:
@@ -52,6 +51,8 @@ def parse_json(
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not JSON (not UTF-8 text: {error.reason}){way_out}") from None
     _check_depth(data, source)
+    if finite:
+        check_numbers(data, source)
     _check_text(text, data, source)
     if not isinstance(data, expected):
         raise InputError(f"{source}: expected {_JSON_NAMES[expected]}, got {quote(data)}")
@@ -123,7 +124,7 @@ def check_numbers(data: object, source: object) -> None:
         for value in level:
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{source}: expected finite numbers, got {value}")
-            if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            if isinstance(value, int) and value.bit_length() > INTEGER_BITS and value != NO_LIMIT:
                 raise InputError(f"{source}: expected integers of at most 64 bits, got {quote(value)}")
         level = [child for value in level for child in _children(value)]
 
@@ -174,17 +175,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise _RefusedError(f"the name {quote(twice)} stands twice in one object; which value is meant?")
     return mapping
-
-
-def _not_finite(name: str) -> float:
-    raise _RefusedError(f"expected finite numbers, got {name}")
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise _RefusedError(f"expected finite numbers, got {quote(text)}")
-    return number
 
 
 def _integer(text: str) -> int:
