@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import open_file
@@ -19,36 +19,18 @@ SUFFIXES = (".gz", ".zst")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
-class _Unzipped(gzip.GzipFile):
-    """A gzip file that refuses to expand far beyond the ratio of texts and images."""
+class _Limited(io.RawIOBase):
+    """Decompressed bytes, refused far beyond the ratio of texts and images."""
 
-    def __init__(self, raw: BinaryIO, path: Path | Remote):
-        super().__init__(fileobj=raw)
-        self._limit, self._path = _limit(raw), path
+    def __init__(self, raw: BinaryIO, path: Path | Remote, kind: str):
+        size = raw.seek(0, io.SEEK_END)
+        raw.seek(0)
+        self.path, self.kind, self.left = path, kind, max(EXPANDED, EXPANSION * size)
+        self.stream: Any = gzip.GzipFile(fileobj=raw)
+        if kind == "zstd":  # by Arrow, a dependency of `datasets`: Python before 3.14 cannot read zstd
+            import pyarrow
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Return `size` decompressed bytes."""
-        whole = size is None or size < 0
-        return self._checked(super().read(self._limit + 1 if whole else size))
-
-    def read1(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, by one read of the file."""
-        return self._checked(super().read1(size))
-
-    def _checked(self, data: bytes) -> bytes:
-        if self.tell() > self._limit:
-            raise too_large(self._path)
-        return data
-
-
-class _Zstd(io.RawIOBase):
-    """The same for a zstd file, by Arrow, a dependency of `datasets`: Python before 3.14 cannot read zstd."""
-
-    def __init__(self, raw: BinaryIO, path: Path | Remote):
-        import pyarrow
-
-        self._limit, self._path, self._read = _limit(raw), path, 0
-        self._stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
+            self.stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), kind)
 
     def readable(self) -> bool:
         """Return True."""
@@ -57,21 +39,14 @@ class _Zstd(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill `buffer` with the next decompressed bytes; return their number."""
         try:
-            data = self._stream.read(len(buffer))
-        except OSError as error:
-            raise InputError(f"{self._path}: a damaged zstd file ({error}); fetch it again") from error
-        self._read += len(data)
-        if self._read > self._limit:
-            raise too_large(self._path)
+            data = self.stream.read(len(buffer))
+        except (OSError, zlib.error) as error:
+            raise InputError(f"{self.path}: a damaged {self.kind} file ({error}); fetch it again") from error
+        self.left -= len(data)
+        if self.left < 0:
+            raise too_large(self.path)
         buffer[: len(data)] = data
         return len(data)
-
-
-def _limit(raw: BinaryIO) -> int:
-    """Return the limit of decompressed bytes of the file `raw`, and rewind it."""
-    size = raw.seek(0, io.SEEK_END)
-    raw.seek(0)
-    return max(EXPANDED, EXPANSION * size)
 
 
 def too_large(path: Path | Remote) -> InputError:
@@ -97,14 +72,10 @@ def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
         with path.open("rb") if isinstance(path, Remote) else open_file(path) as raw:
             head = raw.read(4)
             raw.seek(0)
-            if head == _ZSTD:
-                yield cast(BinaryIO, io.BufferedReader(_Zstd(raw, path), 2**20))
-            else:
-                yield cast(BinaryIO, _Unzipped(raw, path)) if head[:2] == _GZIP else raw
+            kind = "zstd" if head == _ZSTD else "gzip" if head[:2] == _GZIP else None
+            yield cast(BinaryIO, io.BufferedReader(_Limited(raw, path, kind), 2**20)) if kind else raw
     except EOFError as error:
         raise InputError(f"{path}: truncated: the gzip file ends too early; fetch it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: a damaged gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 

@@ -9,10 +9,11 @@ Mikolov et al. 2013 (skip-gram, CBOW); Pennington et al. 2014 (GloVe).
 """
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -100,25 +101,21 @@ def _entries(file: BinaryIO, path: Path) -> tuple[Iterator[Row], bool]:
                 f"{path}: a header of {count} words and {width} numbers each; expected 1 or more words and "
                 f"1 to {VECTOR_WIDTH} numbers"
             )
-        start = file.read(1024)
+        start = cast(io.BufferedReader, file).peek(1024)[:1024]
         if any(byte < 32 and byte not in b"\t\n\r" for byte in start):
-            return _binary_rows(_Buffered(file, start), count, width, path), True
-        return _text_rows(_lines(file, start), count, width, path), False
+            return _binary_rows(file, count, width, path), True
+        return _text_rows(_lines(file), count, width, path), False
     width = len(header) - 1
     if width < 1 or _floats(header[1:]) is None:
         raise InputError(
             f"{path}: expected 'COUNT WIDTH' (word2vec) or a word and its numbers (GloVe) in the first line, "
             f"got {quote(line[:80])}"
         )
-    return _text_rows(itertools.chain([line], _lines(file, b"")), None, width, path), False
+    return _text_rows(itertools.chain([line], _lines(file)), None, width, path), False
 
 
-def _lines(file: BinaryIO, start: bytes) -> Iterator[bytes]:
-    """Yield the lines of `start` and of the rest of the file."""
-    *whole, last = start.split(b"\n")
-    yield from whole
-    if last or start:
-        yield last + file.readline(VECTOR_WIDTH * 32)
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of the rest of the file; an overlong line is cut."""
     while line := file.readline(VECTOR_WIDTH * 32):
         yield line
 
@@ -144,48 +141,29 @@ def _text_rows(lines: Iterable[bytes], count: int | None, width: int, path: Path
         raise InputError(f"{path}: cut short: {number:,} rows of the {count:,} that its header says")
 
 
-class _Buffered:
-    """A buffered reader of a file with some bytes read already."""
-
-    def __init__(self, file: BinaryIO, start: bytes):
-        self.file, self.data, self.at = file, start, 0
-
-    def until(self, mark: bytes, most: int) -> bytes | None:
-        """Return the bytes before `mark` and skip it; None if it does not occur within `most` bytes."""
-        self._fill(most)
-        end = self.data.find(mark, self.at, self.at + most)
-        if end < 0:
-            return None
-        start, self.at = self.at, end + len(mark)
-        return self.data[start:end]
-
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes, or fewer at the end."""
-        self._fill(size)
-        start, self.at = self.at, self.at + size
-        return self.data[start : self.at]
-
-    def _fill(self, size: int) -> None:
-        while len(self.data) - self.at < size:
-            more = self.file.read(max(size, 2**20))
-            if not more:
-                break
-            self.data, self.at = self.data[self.at :] + more, 0
-
-
-def _binary_rows(data: _Buffered, count: int, width: int, path: Path) -> Iterator[Row]:
+def _binary_rows(file: BinaryIO, count: int, width: int, path: Path) -> Iterator[Row]:
     """Yield rows; they end with a newline or without, depending on the program that wrote them."""
     for number in range(1, count + 1):
-        word = data.until(b" ", VECTOR_WORD)
-        numbers = b"" if word is None else data.take(4 * width)
+        word = _word(file)
+        numbers = b"" if word is None else file.read(4 * width)
         if word is None or len(numbers) < 4 * width:
             raise InputError(
                 f"{path}: cut short in row {number:,} of the {count:,} that its header says, or of "
                 f"another width than its {width}"
             )
         yield word.lstrip(b"\n"), numbers
-    if data.take(2).strip(b"\n"):
+    if file.read(2).strip(b"\n"):
         raise InputError(f"{path}: a wrong header: more rows than the {count:,} that it says")
+
+
+def _word(file: BinaryIO) -> bytes | None:
+    """Return the bytes before the next space and skip it; None if it does not occur soon."""
+    word = bytearray()
+    while len(word) < VECTOR_WORD and (byte := file.read(1)):
+        if byte == b" ":
+            return bytes(word)
+        word += byte
+    return None
 
 
 def _text(word: bytes, path: Path, number: int) -> str:
