@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
 from polyformer.data.pipelines import reading
-from polyformer.data.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER, Pieces, merges_of, pipeline
+from polyformer.data.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline, with_listed
 from polyformer.data.tokenizer import Tokenizer
 
 BYTE = 6
@@ -120,12 +120,7 @@ def _bytes(file: Gguf, splits: PreTokenization, tokens: list[str], kinds: list[i
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    listed = list(zip(tokens, kinds))
-    backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in listed if kind == CONTROL]
-    )
-    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in listed if kind == USER])
-    return backend
+    return with_listed(backend, tokens, kinds)
 
 
 def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
@@ -136,14 +131,12 @@ def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Token
             f"{file.path}: damaged: {len(scores)} scores of {len(tokens)} pieces, {kinds.count(UNKNOWN)} "
             "unknown ones; get another copy of it"
         )
-    names = tuple(tokens)
     return pipeline(
         Pieces(
-            names=names,
-            scores=tuple(scores),
-            kinds=tuple(kinds),
-            unknown=names[kinds.index(UNKNOWN)],
-            merges=merges_of(names, scores, kinds),
+            names=tokens,
+            scores=scores,
+            kinds=kinds,
+            is_bpe=True,
             characters=b"",
             bytes_for_unknown=BYTE in kinds,
             tidy_spaces=file.value("tokenizer.ggml.remove_extra_whitespaces", bool, False),

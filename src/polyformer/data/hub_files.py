@@ -46,7 +46,7 @@ class HubFiles:
     @cached_property
     def roles(self) -> dict[str, AddedToken | None]:
         """Return the special token of each role in the files; None if a file states that there is none."""
-        settings = {**self.settings, **self._map}
+        settings = self._merged
         known = {token.content: token for token in self.by_id.values()}
         contents = {role: settings[f"{role}_token"] for role in ROLES if f"{role}_token" in settings}
         tokens = {
@@ -57,7 +57,7 @@ class HubFiles:
     @cached_property
     def extra(self) -> list[AddedToken]:
         """Return the special tokens without a role."""
-        settings = {**self.settings, **self._map}
+        settings = self._merged
         listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
         values = listed.values() if isinstance(listed, dict) else listed
         return [_token(value, special=True) for value in values]
@@ -69,8 +69,7 @@ class HubFiles:
         tokens = {int(number): _token(value, special=False) for number, value in decoder.items()}
         if decoder:
             return tokens
-        settings = {**self.settings, **self._map}
-        named = [settings.get(f"{role}_token") for role in ROLES]
+        named = [self._merged.get(f"{role}_token") for role in ROLES]
         special = {_token(value, special=True).content for value in named if value} | {
             token.content for token in self.extra
         }
@@ -79,14 +78,13 @@ class HubFiles:
         return tokens
 
     @cached_property
-    def _map(self) -> dict[str, Any]:
-        return {} if self.settings.get("added_tokens_decoder") else self._table("special_tokens_map.json")
+    def _merged(self) -> dict[str, Any]:
+        given_by_id = self.settings.get("added_tokens_decoder")
+        return {**self.settings, **({} if given_by_id else self._table("special_tokens_map.json"))}
 
     def _table(self, name: str) -> dict[str, Any]:
         path = self.folder / name
-        if not path.is_file():
-            return {}
-        return read_json(path, dict)
+        return read_json(path, dict) if path.is_file() else {}
 
 
 def _token(value: Any, *, special: bool) -> AddedToken:

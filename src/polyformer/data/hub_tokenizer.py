@@ -7,14 +7,21 @@ config.json names. Otherwise the pipeline is built from the vocabulary files.
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import refuse_pickle
 from polyformer.core.gguf import gguf_file
 from polyformer.data.gguf_tokenizer import load_gguf
 from polyformer.data.hub_files import HubFiles
-from polyformer.data.pipelines import load_bpe, load_json, load_wordpiece, read_vocab, reading
+from polyformer.data.pipelines import (
+    load_bpe,
+    load_json,
+    load_wordpiece,
+    read_vocab,
+    reading,
+    with_special,
+)
 from polyformer.data.sentencepiece import pipeline, read_pieces
 from polyformer.data.special_tokens import ROLES
 from polyformer.data.tokenizer import Tokenizer
@@ -95,9 +102,7 @@ def _words(files: HubFiles) -> tokenizers.Tokenizer:
     if files.settings.get("lower_case"):
         backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = [AddedToken(name, special=True, normalized=False) for name in ("<eos>", "<unk>")]
-    backend.add_special_tokens(names)
-    return backend
+    return with_special(backend, ("<eos>", "<unk>"))
 
 
 def _with_special_tokens(files: HubFiles, backend: tokenizers.Tokenizer) -> Tokenizer:

@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError
 from polyformer.core.optional_packages import needs_extra
+from polyformer.data.pipelines import with_special
 
 NORMAL, UNKNOWN, CONTROL, USER = 1, 2, 3, 4
 _UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
@@ -27,11 +28,10 @@ _UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
 class Pieces:
     """The content of a model file."""
 
-    names: tuple[str, ...]
-    scores: tuple[float, ...]
-    kinds: tuple[int, ...]
-    unknown: str
-    merges: tuple[tuple[str, str], ...] | None  # only for BPE
+    names: list[str]
+    scores: list[float]
+    kinds: list[int]
+    is_bpe: bool  # merged by scores; otherwise the most probable pieces
     characters: bytes  # the normalizer's table; may be empty
     bytes_for_unknown: bool
     tidy_spaces: bool  # remove spaces at the ends and double spaces
@@ -56,15 +56,11 @@ def read_pieces(path: Path) -> Pieces:
     algorithm = model.trainer_spec.model_type
     if algorithm not in (_UNIGRAM, _BPE, _CHARACTERS):
         raise InputError(f"{path}: a SentencePiece model of whole words, which is not supported")
-    names = tuple(piece.piece for piece in model.pieces)
-    scores = tuple(piece.score for piece in model.pieces)
-    kinds = tuple(piece.type for piece in model.pieces)
     return Pieces(
-        names=names,
-        scores=scores,
-        kinds=kinds,
-        unknown=next(piece.piece for piece in model.pieces if piece.type == UNKNOWN),
-        merges=merges_of(names, scores, kinds) if algorithm == _BPE else None,
+        names=[piece.piece for piece in model.pieces],
+        scores=[piece.score for piece in model.pieces],
+        kinds=[piece.type for piece in model.pieces],
+        is_bpe=algorithm == _BPE,
         characters=model.normalizer_spec.precompiled_charsmap,
         bytes_for_unknown=model.trainer_spec.byte_fallback,
         tidy_spaces=model.normalizer_spec.remove_extra_whitespaces,
@@ -72,17 +68,15 @@ def read_pieces(path: Path) -> Pieces:
     )
 
 
-def merges_of(
-    names: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
-) -> tuple[tuple[str, str], ...]:
+def merges_of(names: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Return the pairs that form each piece, best piece first: SentencePiece merges any such pair."""
     rank = {name: (-score, i) for i, (name, score) in enumerate(zip(names, scores)) if kinds[i] == NORMAL}
-    merges = []
+    merges: list[tuple[str, str]] = []
     for name in sorted(rank, key=rank.__getitem__):
         pairs = [(name[:i], name[i:]) for i in range(1, len(name))]
         known = [pair for pair in pairs if pair[0] in rank and pair[1] in rank]
         merges += sorted(known, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
-    return tuple(merges)
+    return merges
 
 
 def pipeline(pieces: Pieces) -> tokenizers.Tokenizer:
@@ -100,11 +94,16 @@ def pipeline(pieces: Pieces) -> tokenizers.Tokenizer:
     else:
         _keep_spaces(backend, pieces, steps)
     backend.normalizer = normalizers.Sequence(steps)
-    listed = list(zip(pieces.names, pieces.kinds))
-    special = [name for name, kind in listed if kind == CONTROL and backend.token_to_id(name) is not None]
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
-    )
+    return with_listed(backend, pieces.names, pieces.kinds)
+
+
+def with_listed(
+    backend: tokenizers.Tokenizer, names: Sequence[str], kinds: Sequence[int]
+) -> tokenizers.Tokenizer:
+    """Return the pipeline with its control tokens as special tokens, and with the user's tokens."""
+    listed = list(zip(names, kinds))
+    control = [name for name, kind in listed if kind == CONTROL and backend.token_to_id(name) is not None]
+    with_special(backend, control)
     own = [tokenizers.AddedToken(name, normalized=False) for name, kind in listed if kind == USER]
     backend.add_tokens(own)
     return backend
@@ -132,14 +131,15 @@ def _keep_spaces(backend: tokenizers.Tokenizer, pieces: Pieces, steps: list[Any]
 
 
 def _model(pieces: Pieces) -> Any:
-    if pieces.merges is not None:
+    unknown = pieces.kinds.index(UNKNOWN)
+    if pieces.is_bpe:
         vocab = {name: i for i, name in enumerate(pieces.names)}
         return models.BPE(
             vocab=vocab,
-            merges=list(pieces.merges),
-            unk_token=pieces.unknown,
+            merges=merges_of(pieces.names, pieces.scores, pieces.kinds),
+            unk_token=pieces.names[unknown],
             fuse_unk=True,
             byte_fallback=pieces.bytes_for_unknown,
         )
     scores = list(zip(pieces.names, pieces.scores))
-    return models.Unigram(scores, pieces.names.index(pieces.unknown), pieces.bytes_for_unknown)
+    return models.Unigram(scores, unknown, pieces.bytes_for_unknown)

@@ -102,13 +102,10 @@ def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
     missing = [name for name in map(NAME.format, range(count)) if backend.token_to_id(name) is None]
     if not missing:
         return tokenizer
-    import tokenizers
+    from polyformer.data.pipelines import with_special
 
-    backend = tokenizers.Tokenizer.from_str(backend.to_str())
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(name, special=True, normalized=False) for name in reversed(missing)]
-    )
-    return Tokenizer(backend, tokenizer.roles)
+    copy = type(backend).from_str(backend.to_str())
+    return Tokenizer(with_special(copy, reversed(missing)), tokenizer.roles)
 
 
 def sentinel_ids(tokenizer: Tokenizer, count: int) -> list[int]:

@@ -113,20 +113,15 @@ class Tokenizer:
         """
         target = Path(directory) / "tokenizer.json"
         atomic_write(target, self.backend.to_str(pretty=True).encode())
-        self._write_config(Path(directory), tokenizer_class="PreTrainedTokenizerFast")
-        return target
-
-    def _write_config(self, directory: Path, **settings: object) -> None:
         _, types = self.encode_for_model("", "")  # only the separators: some vocabularies lack every letter
-        typed = 1 in types
-        names = ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"]
-        roles = {f"{role}_token": name for role, name in self.roles.items()}
+        settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings |= {f"{role}_token": name for role, name in self.roles.items()}
         extra = [self.token(number) for number in sorted(self.special_ids)]
-        others = [name for name in extra if name not in self.roles.values()]
-        listed = {"additional_special_tokens": others} if others else {}
-        write_json(
-            directory / "tokenizer_config.json", {**settings, **roles, **listed, "model_input_names": names}
-        )
+        if others := [name for name in extra if name not in self.roles.values()]:
+            settings["additional_special_tokens"] = others
+        names = ["input_ids", *(["token_type_ids"] if 1 in types else []), "attention_mask"]
+        write_json(target.with_name("tokenizer_config.json"), {**settings, "model_input_names": names})
+        return target
 
     def export(self, directory: str | Path) -> list[Path]:
         """Write the algorithm's own files: `vocab.txt` (WordPiece) or `vocab.json`, `merges.txt` (BPE)."""

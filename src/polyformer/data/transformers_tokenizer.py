@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models
+from tokenizers import models
 
 from polyformer.core.errors import InputError
 from polyformer.core.optional_packages import needs_extra
 from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.data.hub_files import HubFiles
+from polyformer.data.pipelines import with_special
 from polyformer.data.special_tokens import ROLES
 from polyformer.data.tokenizer import Tokenizer, check_texts
 
@@ -65,8 +66,7 @@ class PythonTokenizer(Tokenizer):
         vocab = loaded.get_vocab()
         backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=loaded.unk_token))
         special = [loaded.convert_ids_to_tokens(number) for number in sorted({*loaded.all_special_ids})]
-        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
-        super().__init__(backend, roles=roles)
+        super().__init__(with_special(backend, special), roles=roles)
         self.loaded = loaded
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
