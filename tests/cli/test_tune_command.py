@@ -41,7 +41,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 ):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(Section, "sections", {"sines": Section.sections["sines"]})
+    monkeypatch.setattr(Section, "sections", {"batched products": Section.sections["batched products"]})
     assert main(["tune", "--threads", "1"]) == 0
     assert "not saved: " in capsys.readouterr().out
 

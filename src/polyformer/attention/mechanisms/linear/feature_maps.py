@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.sines import cosines_and_sines
 
 RELU_FLOOR = 1e-3
 """Added to every feature of the relu map."""
@@ -75,9 +74,7 @@ class Gaussian(FeatureMap):
 
     def values(self, a: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return [cos a, sin a], and -log(M) / 2."""
-        recorded = torch.is_grad_enabled() and a.requires_grad
-        values = torch.cat([a.cos(), a.sin()], -1) if recorded else cosines_and_sines(a)
-        return values, -math.log(a.shape[-1]) / 2
+        return torch.cat([a.cos(), a.sin()], -1), -math.log(a.shape[-1]) / 2
 
     def backward(self, values: Tensor, grad_values: Tensor) -> Tensor:
         """Return the gradient by d cos a = -sin a da, d sin a = cos a da."""
