@@ -135,7 +135,7 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 def _kernels(x: Tensor, weight: Tensor) -> LayerKernels:
     if x.numel() * weight.shape[0] <= SMALL or not onednn_takes(x, weight):
         return PLAIN
-    return PRODUCTS().layer_kernels(x, weight)
+    return PRODUCTS().layer_kernels(x.numel(), *weight.shape)
 
 
 class _Linear(torch.autograd.Function):

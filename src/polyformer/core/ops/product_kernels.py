@@ -10,8 +10,9 @@ import functools
 import itertools
 import math
 import time
+import typing
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.stopwatch import least_seconds
 
-BLAS, ONEDNN, ONEDNN_COPIED = "blas", "onednn", "onednn_copied"
+Kernel = Literal["blas", "onednn", "onednn_copied"]
+BLAS, ONEDNN, ONEDNN_COPIED = typing.get_args(Kernel)
 """Plain torch; oneDNN; oneDNN with a fresh copy of the weight in the layout that it prefers."""
 
 PASSES = "forward", "grad_input", "grad_weight"
@@ -59,7 +61,7 @@ SIZES: dict[str, list[Size]] = {
 }
 """The measured sizes, from real layers; among the costly sizes the most important come first."""
 
-CANDIDATES = {
+CANDIDATES: dict[str, tuple[Kernel, ...]] = {
     "forward": (BLAS, ONEDNN),
     "grad_input": (BLAS, ONEDNN, ONEDNN_COPIED),
     "grad_weight": (BLAS, ONEDNN),
@@ -70,53 +72,43 @@ CANDIDATES = {
 class ProductKernels(Config):
     """The fastest kernel of each pass for some sizes, written "ROWSxINPUTSxOUTPUTS"; empty: plain torch."""
 
-    forward: dict[str, str] = dataclasses.field(default_factory=dict)
-    grad_input: dict[str, str] = dataclasses.field(default_factory=dict)
-    grad_weight: dict[str, str] = dataclasses.field(default_factory=dict)
+    forward: dict[str, Kernel] = dataclasses.field(default_factory=dict)
+    grad_input: dict[str, Kernel] = dataclasses.field(default_factory=dict)
+    grad_weight: dict[str, Kernel] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._measured  # noqa: B018 - raises the error of an invalid size or kernel now
+        self._measured  # noqa: B018 - raises the error of an invalid size now
 
-    def layer_kernels(self, x: Tensor, weight: Tensor) -> "LayerKernels":
-        """Return the kernels of the layer with this weight [O, I] and the input x [..., I]."""
-        key = x.numel(), weight.shape
-        kernels = self._known.get(key)
-        if kernels is None:
-            if len(self._known) >= 4096:
-                self._known.clear()
-            outputs, inputs = weight.shape
-            kernels = self._known[key] = self.kernels(x.numel() // inputs, inputs, outputs)
-        return kernels
+    @functools.cached_property
+    def layer_kernels(self) -> "Callable[[int, int, int], LayerKernels]":
+        """A function from the numbers in an input [..., I], O and I to the kernels of the layer."""
+        return functools.lru_cache(4096)(
+            lambda numbers, outputs, inputs: self.kernels(numbers // inputs, inputs, outputs)
+        )
 
     def kernels(self, rows: int, inputs: int, outputs: int) -> "LayerKernels":
         """Return the kernels of a layer of these sizes: each pass as for the nearest measured size."""
-        return LayerKernels(*(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES))
+        return LayerKernels._make(_nearest(self._measured[name], (rows, inputs, outputs)) for name in PASSES)
 
     @functools.cached_property
-    def _known(self) -> "dict[tuple[int, torch.Size], LayerKernels]":
-        return {}
-
-    @functools.cached_property
-    def _measured(self) -> dict[str, dict[Size, str]]:
-        passes = {name: getattr(self, name) for name in PASSES}
+    def _measured(self) -> dict[str, dict[Size, Kernel]]:
         return {
-            name: {_size(size): _kernel(kernel) for size, kernel in kernels.items()}
-            for name, kernels in passes.items()
+            name: {_size(size): kernel for size, kernel in getattr(self, name).items()} for name in PASSES
         }
 
 
 class LayerKernels(NamedTuple):
     """The kernel of each pass of a layer."""
 
-    forward: str
-    grad_input: str
-    grad_weight: str
+    forward: Kernel
+    grad_input: Kernel
+    grad_weight: Kernel
 
 
 PLAIN = LayerKernels(BLAS, BLAS, BLAS)
 
 
-def _nearest(measured: dict[Size, str], size: Size) -> str:
+def _nearest(measured: dict[Size, Kernel], size: Size) -> Kernel:
     """Return the kernel of the measured size with the least distance, in doublings."""
     distances = {other: sum(abs(math.log2(a / b)) for a, b in zip(size, other)) for other in measured}
     return measured[min(distances, key=distances.__getitem__)] if measured else BLAS
@@ -130,12 +122,6 @@ def _size(text: str) -> Size:
     if min(rows, inputs, outputs) < 1:
         raise InputError(f"product: expected ROWSxINPUTSxOUTPUTS, got {quote(text)}")
     return rows, inputs, outputs
-
-
-def _kernel(kernel: str) -> str:
-    if kernel not in (BLAS, ONEDNN, ONEDNN_COPIED):
-        raise InputError(f"product: expected {BLAS}, {ONEDNN} or {ONEDNN_COPIED}, got {quote(kernel)}")
-    return kernel
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -173,7 +159,7 @@ def grad_weight(grad: Tensor, x: Tensor, kernel: str) -> Tensor:
 
 def measure() -> ProductKernels:
     """Measure every pass of some layers with every kernel, the passes in turn, within the time limit."""
-    kernels: dict[str, dict[str, str]] = {name: {} for name in PASSES}
+    kernels: dict[str, dict[str, Kernel]] = {name: {} for name in PASSES}
     if not torch.backends.mkldnn.is_available():
         return ProductKernels()
     end = time.thread_time() + SECONDS  # CPU time: a busy machine measures the same work
@@ -184,7 +170,7 @@ def measure() -> ProductKernels:
     return ProductKernels(**kernels)
 
 
-def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
+def _pass(name: str, size: Size) -> Callable[[Kernel], Tensor]:
     """Return one pass of a layer of this size as a function of the kernel."""
     rows, inputs, outputs = size
     x, weight, grad = (
@@ -198,7 +184,7 @@ def _pass(name: str, size: Size) -> Callable[[str], Tensor]:
     return functools.partial(grad_weight, grad, x)
 
 
-def _fastest(compute: Callable[[str], Tensor], kernels: tuple[str, ...]) -> str:
+def _fastest(compute: Callable[[Kernel], Tensor], kernels: tuple[Kernel, ...]) -> Kernel:
     """Return the kernel that took the least time; plain torch, the first, if none is clearly faster."""
     calls = {kernel: functools.partial(compute, kernel) for kernel in kernels}
     # Decided once plain torch is the fastest, or far from it.
