@@ -29,10 +29,6 @@ Bare = tuple[int, int, int, bool, Image | None]
 """A context without tables: q_len, kv_len, offset, causal and image."""
 
 
-KEY_TABLES = *(f"kv_{table}" for table in TABLES), "kv_valid", "relations"
-"""The tables with an entry, or a column, for each key."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
     """The queries and keys of one attention call.
@@ -137,6 +133,13 @@ class Context:
         changes = {**own, "whole": whole}
         return self.once(("rows", start, stop), lambda: dataclasses.replace(self, memo={}, **changes))
 
+    def mapped(
+        self, queries: Callable[[Tensor], Tensor], keys: Callable[[Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the tables of queries and of keys, `relations` among the latter, after these functions."""
+        tables = {name: x for name in BY_ROW if (x := getattr(self, name)) is not None}
+        return {name: queries(x) if name.startswith("q_") else keys(x) for name, x in tables.items()}
+
     @property
     def bare(self) -> Bare | None:
         """Lengths, offset, causality and image; None if the context has any tables."""
@@ -227,11 +230,7 @@ class Context:
         return self.once(("kept", first, last), lambda: self._kept(first, start, device))
 
     def _kept(self, first: int, start: int, device: torch.device) -> "Context":
-        changes = {
-            name: without_keys(x, first, start)
-            for name in KEY_TABLES
-            if (x := getattr(self, name)) is not None
-        }
+        changes = self.mapped(lambda x: x, lambda x: without_keys(x, first, start))
         if self.kv_pos is None:  # positions were slots
             slots = torch.arange(start, self.kv_len, device=device)
             changes["kv_pos"] = torch.cat([torch.arange(first, device=device), slots]) if first else slots
@@ -243,10 +242,9 @@ class Context:
             memo={},
             kv_len=self.kv_len - dropped,
             q_start=None if self.q_start is None else self.q_start - dropped,
-            q_pos=q_pos,
             prefix=first,
             skipped=dropped + self.skipped if first else 0,
-            **changes,
+            **{**changes, "q_pos": q_pos},
         )
 
     @property

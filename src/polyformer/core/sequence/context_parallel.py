@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.sequence.context import TABLES, Context
+from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
 STRATEGIES = "auto", "needed", "ring", "all"
@@ -28,18 +28,13 @@ def shard_sequence(whole: Context, shard: SequenceShard, device: torch.device) -
             f"context: expected a sequence that attends to itself, got {whole.q_len} queries and "
             f"{whole.kv_len} keys; a state cannot be sharded over processes"
         )
-    changes = {}
-    for name in TABLES:
-        for side in ("q", "kv"):
-            table = getattr(whole, f"{side}_{name}")
-            changes[f"{side}_{name}"] = None if table is None else shard.take(table)
+    changes = whole.mapped(shard.take, shard.take)
     slots = shard.slots(device)
-    for side in ("q_pos", "kv_pos"):
-        changes[side] = slots if changes[side] is None else changes[side]
-    changes["kv_valid"] = None if whole.kv_valid is None else shard.take(whole.kv_valid)
-    changes["relations"] = None if whole.relations is None else shard.take(whole.relations, 1)
+    positions = {side: slots for side in ("q_pos", "kv_pos") if side not in changes}
+    if whole.relations is not None:  # a row for each query of this process, with all slots
+        changes["relations"] = shard.take(whole.relations, 1)
     lengths = {"q_len": shard.length, "kv_len": shard.length, "q_start": None}
-    return dataclasses.replace(whole, **lengths, **changes, memo={}, shard=shard, whole=whole)
+    return dataclasses.replace(whole, **lengths, **changes, **positions, memo={}, shard=shard, whole=whole)
 
 
 def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) -> Context:
@@ -47,37 +42,21 @@ def shard_source(whole: Context, shard: SequenceShard, source: SequenceShard) ->
 
     It has `shard` of the queries and `source` of the keys.
     """
-    return dataclasses.replace(
-        whole,
-        q_len=shard.length,
-        kv_len=source.length,
-        q_pos=None if whole.q_pos is None else shard.take(whole.q_pos),
-        kv_pos=None if whole.kv_pos is None else source.take(whole.kv_pos),
-        kv_valid=None if whole.kv_valid is None else source.take(whole.kv_valid),
-        q_spans=None if whole.q_spans is None else shard.take(whole.q_spans),
-        memo={},
-        shard=shard.with_source(source),
-        whole=whole,
-    )
+    lengths = {"q_len": shard.length, "kv_len": source.length}
+    both, changes = shard.with_source(source), whole.mapped(shard.take, source.take)
+    return dataclasses.replace(whole, **lengths, **changes, memo={}, shard=both, whole=whole)
 
 
 def slice_context(
     whole: Context, queries: tuple[int, int], keys: tuple[int, int], device: torch.device
 ) -> Context:
     """Return the context of a run of queries and of keys; slots count from the first key."""
-    changes = {}
-    for side, (start, stop) in (("q", queries), ("kv", keys)):
-        for name in TABLES:
-            table = getattr(whole, f"{side}_{name}")
-            changes[f"{side}_{name}"] = None if table is None else table[..., start:stop]
-        if changes[f"{side}_pos"] is None and keys[0]:
-            changes[f"{side}_pos"] = torch.arange(start, stop, device=device)
-    for name in ("kv_valid", "relations"):
-        table = getattr(whole, name)
-        changes[name] = None if table is None else table[..., keys[0] : keys[1]]
-    if changes["relations"] is not None:
-        changes["relations"] = changes["relations"][:, queries[0] : queries[1]]
-    changes["q_spans"] = None if whole.q_spans is None else whole.q_spans[..., queries[0] : queries[1]]
+    changes = whole.mapped(lambda x: x[..., slice(*queries)], lambda x: x[..., slice(*keys)])
+    for side, run in (("q_pos", queries), ("kv_pos", keys)):
+        if side not in changes and keys[0]:
+            changes[side] = torch.arange(*run, device=device)
+    if whole.relations is not None:
+        changes["relations"] = changes["relations"][:, slice(*queries)]
     lengths = {"q_len": queries[1] - queries[0], "kv_len": keys[1] - keys[0]}
     return dataclasses.replace(whole, **lengths, **changes, q_start=queries[0] - keys[0], memo={})
 
