@@ -1,7 +1,7 @@
 """The KV cache: past keys and values in a buffer that grows by doubling, so that a token costs O(1)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -97,16 +97,23 @@ class KeyValueCache(PairCache):
         """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
         if self.can_append(keys.shape[2]):
             return self
-        filled = self.held
-        length = filled + keys.shape[2]
+        length = self.held + keys.shape[2]
         capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
-        new_keys = keys.new_empty(*keys.shape[:2], capacity, keys.shape[3])
-        new_values = values.new_empty(*values.shape[:2], capacity, values.shape[3])
-        if self.keys is not None and self.values is not None:
-            new_keys[:, :, :filled] = self._filled(self.keys).detach()
-            new_values[:, :, :filled] = self._filled(self.values).detach()
+        buffers = [x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
+        return dataclasses.replace(self._copied_to(buffers), spare=self.spare)
+
+    def _copied_to(self, buffers: Sequence[Tensor]) -> Self:
+        """Return the cache with these buffers, which get the filled slots as their first slots."""
+        for buffer, old in zip(buffers, (self.keys, self.values)):
+            if old is not None:
+                buffer[:, :, : self.held] = self._filled(old).detach()
+        return self._with(*buffers)
+
+    def _with(self, keys: Tensor, values: Tensor) -> Self:
+        """Return the cache with new buffers that begin with the filled slots."""
+        length = self.held
         return dataclasses.replace(
-            self, keys=new_keys, values=new_values, length=filled, high_water=[filled], start=0
+            self, keys=keys, values=values, length=length, high_water=[length], start=0, spare=[]
         )
 
     def can_append(self, new: int) -> bool:
@@ -174,12 +181,7 @@ class KeyValueCache(PairCache):
         if self.keys.shape[2] == capacity and not self.start and self.can_append(new):
             return self
         buffers = [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in (self.keys, self.values)]
-        for buffer, old in zip(buffers, (self.keys, self.values)):
-            buffer[:, :, : self.held] = self._filled(old)
-        keys, values = buffers
-        return dataclasses.replace(
-            self, keys=keys, values=values, length=self.held, high_water=[self.held], start=0, spare=[]
-        )
+        return self._copied_to(buffers)
 
     def _filled(self, buffer: Tensor, length: int | None = None) -> Tensor:
         """Return the filled slots of a buffer, up to `length`, by default the cache's length."""
@@ -217,10 +219,7 @@ class KeyValueCache(PairCache):
         """Return a cache with the filled slots only."""
         if self.keys is None or self.values is None:
             return dataclasses.replace(self, spare=[])
-        keys, values, length = self._filled(self.keys), self._filled(self.values), self.held
-        return dataclasses.replace(
-            self, keys=keys, values=values, length=length, high_water=[length], start=0, spare=[]
-        )
+        return self._with(*self.pairs())
 
     def truncated_(self, count: int) -> Self | None:
         """Remove the last `count` tokens; the next tokens use their slots in the same buffer.
