@@ -20,7 +20,6 @@ from polyformer.data.batching import (
     by_tokens,
     padding_share,
     row_lengths,
-    share,
 )
 
 PLANS = {"rows": partial(by_rows, batch_size=4), "tokens": partial(by_tokens, max_tokens=40)}
@@ -100,8 +99,6 @@ def test_a_rank_without_rows_gets_an_empty_batch():
     (_, first), (_, last) = batches.epoch(0, rank=1, world=2)
     assert names(first) == [1, 3]
     assert last == {}
-    with pytest.raises(InputError, match="rank: expected 0 to 1 for world=2, got 2"):
-        share(np.arange(3), 2, 2)
 
 
 @given(

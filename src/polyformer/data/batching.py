@@ -82,17 +82,6 @@ def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
     return 1 - int(lengths.sum()) / cells if cells else 0.0
 
 
-def share(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """Return the rows of a global batch for process `rank` of `world`.
-
-    Together the processes take each row once. Sizes differ by at most one; with fewer rows than processes,
-    the last processes get none.
-    """
-    if not 0 <= rank < world:
-        raise InputError(f"rank: expected 0 to {world - 1} for world={world}, got {rank}")
-    return batch[rank::world]
-
-
 def row_lengths(rows: Sequence[Row]) -> np.ndarray:
     """Return lengths [rows, 1], or [rows, 2] if rows have a sequence of labels (source and target).
 
@@ -175,11 +164,13 @@ class Batches:
     def epoch(
         self, epoch: int, *, position: Sequence[int] = Position(), rank: int = 0, world: int = 1
     ) -> Iterator[tuple[Position, Batch]]:
-        """Yield `(position after it, batch)` from `position` on: the share of process `rank`, {} if empty."""
+        """Yield `(position after it, batch)` from `position` on: the share of process `rank`, {} if empty.
+
+        Together the processes take each row once; sizes differ by at most one.
+        """
         batches = self.order(epoch)
         for number in range(Position(*position).batch, len(batches)):
-            chosen = share(batches[number], rank, world)
-            rows = [self._row(int(i), epoch) for i in chosen]
+            rows = [self._row(int(i), epoch) for i in batches[number][rank::world]]
             yield Position(self.start, number + 1), (self.collate(rows) if rows else {})
 
     def _row(self, index: int, epoch: int) -> Row:

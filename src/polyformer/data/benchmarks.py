@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
-from polyformer.data.compressed_files import lines_of, opened
+from polyformer.data.compressed_files import lines_of, opened, plain_name
 from polyformer.data.tables import Header, Row, read_jsonl, read_tsv
 
 Convert = Callable[[Row], Iterator[Row]]
@@ -42,7 +42,8 @@ def _columns(**roles: str) -> Convert:
     """Return a function that renames columns: role=column."""
 
     def convert(row: Row) -> Iterator[Row]:
-        yield {role: row[column] for role, column in roles.items()}
+        chosen = {role: row[column] for role, column in roles.items()}
+        yield {**chosen, "label": _spelled(chosen["label"])}
 
     return convert
 
@@ -51,13 +52,9 @@ def _pair(first: str, second: str, label: str = "label") -> Convert:
     return _columns(text=first, pair=second, label=label)
 
 
-def _spelled(value: object) -> str:
-    """Return a label as its JSON text: true, false, entailment."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _boolq(row: Row) -> Iterator[Row]:
-    yield {"text": row["passage"], "pair": row["question"], "label": _spelled(row["label"])}
+def _spelled(value: object) -> object:
+    """Return a label that is a number or a truth value as its JSON text."""
+    return str(value).lower() if isinstance(value, int) else value
 
 
 def _copa(row: Row) -> Iterator[Row]:
@@ -147,7 +144,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "glue-qnli": _glue("QNLI", _pair("question", "sentence")),
     "glue-rte": _glue("RTE", _pair("sentence1", "sentence2")),
     "glue-wnli": _glue("WNLI", _pair("sentence1", "sentence2")),
-    "superglue-boolq": _superglue("BoolQ", _boolq),
+    "superglue-boolq": _superglue("BoolQ", _pair("passage", "question")),
     "superglue-cb": _superglue("CB", _pair("premise", "hypothesis")),
     "superglue-copa": _superglue("COPA", _copa, "choose"),
     "superglue-multirc": _superglue("MultiRC", _multirc, "classify_grouped", metrics=["f1"]),
@@ -206,7 +203,7 @@ def published_in(folder: Path) -> tuple[str, dict[str, str]] | None:
 
 
 def _raw(benchmark: Benchmark, path: Path) -> Iterator[Row]:
-    if path.name.removesuffix(".gz").removesuffix(".zst").endswith(".jsonl"):
+    if plain_name(path.name).endswith(".jsonl"):
         return read_jsonl(path)
     if benchmark.skips_short:
         return _whole_rows(path)

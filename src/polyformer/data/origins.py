@@ -17,6 +17,7 @@ Saved data sets, data sets of the hub and folders may contain several splits, id
 import glob
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,31 +202,29 @@ def _saved_rows(folder: Path) -> Iterator[Row]:
 def _hub_splits(path: str) -> list[str]:
     import datasets
 
-    name, _, part = path.removeprefix(HUB).partition(":")
-    try:
-        return list(datasets.get_dataset_split_names(name, part or None))
-    except Exception as error:
-        raise _unreachable(path, error) from error
+    with _reading_hub(path) as name_and_part:
+        return list(datasets.get_dataset_split_names(*name_and_part))
 
 
 def _hub_rows(path: str, split: str) -> Iterator[Row]:
     import datasets
 
-    name, _, part = path.removeprefix(HUB).partition(":")
     chosen = _split(path, _hub_splits(path), split)
+    with _reading_hub(path) as name_and_part:
+        yield from _named(datasets.load_dataset(*name_and_part, split=chosen, streaming=True))
+
+
+@contextmanager
+def _reading_hub(path: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the part of a data set; any failure inside becomes an `InputError`."""
+    name, _, part = path.removeprefix(HUB).partition(":")
     try:
-        rows = datasets.load_dataset(name, part or None, split=chosen, streaming=True)
-        yield from _named(rows)
-    except Exception as error:
-        raise _unreachable(path, error) from error
-
-
-def _unreachable(path: str, error: Exception) -> InputError:
-    """Return an error for any failure of network, hub or data set, which raise different exceptions."""
-    return InputError(
-        f"{path}: cannot be read from the hub ({reason_of(error)}); check the name and the network, "
-        "or download it elsewhere and give the directory of its save_to_disk"
-    )
+        yield name, part or None
+    except Exception as error:  # network, hub and data sets raise different exceptions
+        raise InputError(
+            f"{path}: cannot be read from the hub ({reason_of(error)}); check the name and the network, "
+            "or download it elsewhere and give the directory of its save_to_disk"
+        ) from error
 
 
 def _named(rows: Any) -> Iterator[Row]:
