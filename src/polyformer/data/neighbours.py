@@ -47,11 +47,6 @@ class NeighbourInfo(Config):
     documents: int | None = None
 
     @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Return an example with another text than the store's."""
-        return (cls(neighbours=4, tokenizer="", model="", entries=1, own=False, text=()),)
-
-    @classmethod
     def read(cls, folder: Path) -> Self:
         """Return the description in `folder`; raises `InputError` if it is missing or damaged."""
         if not (folder / ABOUT).is_file():

@@ -35,11 +35,6 @@ class Source(Config):
     bytes: int = 0
     sha256: str = ""
 
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Return an example of a file."""
-        return (cls(name="a.txt"),)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard(Config):
@@ -57,11 +52,6 @@ class Shard(Config):
     words: int = 0
     lossless: bool = True
     sha256: tuple[str, str]  # of the tokens, of the ends
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Return an empty shard."""
-        return (cls(split="train", number=0, tokens=0, documents=0, bytes=0, sha256=("", "")),)
 
     @property
     def name(self) -> str:
@@ -88,11 +78,6 @@ class Settings(Config):
                 f"got {self.validation:g}"
             )
 
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Return an example."""
-        return (cls(tokenizer=""),)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
@@ -105,11 +90,6 @@ class Manifest(Config):
     sources: tuple[Source, ...]
     shards: tuple[Shard, ...] = ()
     place: Place | None = Place()
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """Return an example that is not finished."""
-        return (cls(settings=Settings(tokenizer=""), vocab_size=3, sources=()),)
 
     @property
     def dtype(self) -> np.dtype:
