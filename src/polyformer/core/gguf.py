@@ -9,8 +9,6 @@ is used.
 import math
 import mmap
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +95,7 @@ def read_gguf(path: Path) -> Gguf:
             way = "convert the model again by a current llama.cpp, little-endian"
             raise InputError(f"{path}: GGUF version {version}, and only 2 and 3 are supported; {way}")
         tensors, values = struct.unpack_from("<QQ", head, 8)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, _whole(path):
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             cursor = _Cursor(path, content, 24)
             metadata = {cursor.string(): cursor.value(cursor.number("I")) for _ in cursor.times(values)}
             listed = {cursor.string(): cursor.tensor() for _ in cursor.times(tensors)}
@@ -135,7 +133,12 @@ class _Cursor:
 
     def string(self) -> str:
         """Return the next text."""
-        return self.bytes(self.number("Q")).decode("utf-8")
+        try:
+            return self.bytes(self.number("Q")).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self.path}: damaged: a name that is no text ({error}); get another copy of it"
+            ) from error
 
     def value(self, kind: int, nested: bool = False) -> Any:
         """Return the next value: a number, a text or, unless it is nested, a list."""
@@ -163,17 +166,6 @@ class _Cursor:
             )
         shape = tuple(self.number("Q") for _ in range(dimensions))
         return TensorPlace(shape[::-1], self.number("I"), self.number("Q"))
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Convert bytes that are not valid text to an `InputError`."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: damaged: a name that is no text ({error}); get another copy of it"
-        ) from error
 
 
 def _truncated(path: Path) -> InputError:

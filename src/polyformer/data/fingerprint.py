@@ -56,8 +56,7 @@ def of_file(path: Path) -> dict[str, Any]:
     digest, size = hashlib.sha256(), path.stat().st_size
     with open_file(path) as file:
         if size <= WHOLE:
-            while block := file.read(BLOCK):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
         else:
             for number in range(BLOCKS):
                 file.seek(number * (size - BLOCK) // (BLOCKS - 1))

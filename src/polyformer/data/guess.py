@@ -7,6 +7,7 @@ is not possible, the error names the option to set.
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,11 @@ def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     file = _sample(path)
     if "format" in {*options, *guessed.data} or file is None:
         return
-    if suffix(file) == ".txt" and _has_tabs(file):
-        guessed.data["format"] = "tsv"
-        guessed.explain("format", "tsv", "its lines have tabs", "--data.format")
-    elif suffix(file) == ".json" and begins_as_squad(file):
-        guessed.data["format"] = "squad"
-        guessed.explain("format", "squad", "it has paragraphs and qas", "--data.format")
-    elif suffix(file) == ".bin" and (kind := _cifar(file)):
-        guessed.data["format"] = kind
-        guessed.explain("format", kind, "by its size", "--data.format")
+    for format, ending, fits, why in _FORMATS:
+        if suffix(file) == ending and fits(file):
+            guessed.data["format"] = format
+            guessed.explain("format", format, why, "--data.format")
+            return
 
 
 def _has_tabs(file: Path) -> bool:
@@ -149,12 +146,18 @@ def begins_as_squad(file: Path) -> bool:
     return head.lstrip().startswith("{") and '"paragraphs"' in head and '"qas"' in head
 
 
-def _cifar(file: Path) -> str | None:
-    size = file.stat().st_size
-    return next(
-        (kind for kind, record in (("cifar10", 3073), ("cifar100", 3074)) if size and size % record == 0),
-        None,
-    )
+def _has_records(file: Path, size: int) -> bool:
+    """Return whether a file consists of records of this size."""
+    return file.stat().st_size > 0 and file.stat().st_size % size == 0
+
+
+_FORMATS: tuple[tuple[str, str, Callable[[Path], bool], str], ...] = (
+    ("tsv", ".txt", _has_tabs, "its lines have tabs"),
+    ("squad", ".json", begins_as_squad, "it has paragraphs and qas"),
+    ("cifar10", ".bin", partial(_has_records, size=3073), "by its size"),
+    ("cifar100", ".bin", partial(_has_records, size=3074), "by its size"),
+)
+"""Formats by the ending of a file and a test of its content, with the reason."""
 
 
 def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:

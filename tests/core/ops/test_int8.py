@@ -130,8 +130,8 @@ def test_layers_of_one_input_are_one_product(way: str, monkeypatch: pytest.Monke
     x = drawn(3, 2, 64)
     expected = [layer(x) for layer in layers]
     calls: list[int] = []
-    real = int8.product
-    monkeypatch.setattr(int8, "product", lambda *a, **k: calls.append(1) or real(*a, **k))
+    real = int8.StackedWeights.product
+    monkeypatch.setattr(int8.StackedWeights, "product", lambda *a, **k: calls.append(1) or real(*a, **k))
     for got, wanted in zip(linears(x, layers), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-2 if way == "halves" else 1e-5, atol=1e-4)
     assert len(calls) == 1

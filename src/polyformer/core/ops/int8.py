@@ -99,28 +99,23 @@ class StackedWeights:
         self.bias = stacked_bias(biases, [*map(len, scales)])
 
     def product(self, x: Tensor, exact: bool) -> Tensor:
-        """Return `product` of x and these weights."""
-        return product(x, self, exact)
+        """Return x [..., I] times the weights, plus the bias: [..., O]; exact: not in bfloat16."""
+        rows = x.numel() // x.shape[-1]
+        if has_integer_products():
+            config = SECTION()
+            if rows <= config.integers and x.shape[-1] <= WIDEST:
+                library = "fbgemm" if rows == 1 else config.several
+                # A resumed run may have the choices of another processor.
+                return integer_product(x, self, library if LIBRARIES[library].is_exact else "fbgemm")
+        elif rows == 1 and not exact and x.shape[-1] % VECTOR == 0:
+            return bfloat16_product(x, self)
+        return float_product(x, self)
 
     def packed(self, library: LibraryName) -> PackedIntegers:
         """Return the weights in the format of a library, packed when first needed."""
         if library not in self._packed:
             self._packed[library] = LIBRARIES[library].packed(self.weight, self.scale)
         return self._packed[library]
-
-
-def product(x: Tensor, joined: StackedWeights, exact: bool) -> Tensor:
-    """Return x [..., I] times the weights, plus the bias: [..., O]; exact: not in bfloat16."""
-    rows = x.numel() // x.shape[-1]
-    if has_integer_products():
-        config = SECTION()
-        if rows <= config.integers and x.shape[-1] <= WIDEST:
-            library = "fbgemm" if rows == 1 else config.several
-            # A resumed run may have the choices of another processor.
-            return integer_product(x, joined, library if LIBRARIES[library].is_exact else "fbgemm")
-    elif rows == 1 and not exact and x.shape[-1] % VECTOR == 0:
-        return bfloat16_product(x, joined)
-    return float_product(x, joined)
 
 
 def bfloat16_product(x: Tensor, joined: StackedWeights) -> Tensor:
