@@ -329,9 +329,9 @@ def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
         with packed:
             got = linears(x.to(layers[0].weight.dtype), layers)
         assert len(got) == 2
-        assert list(packed.joints.values()) == [False]
+        assert list(packed.joints.values()) == [None]
     for copies in (PackedCopies(limit=10), None):
         packed = PackedWeights(copies)
         with packed:
             linears(x, [Linear(300, 400), Linear(300, 400)])
-        assert list(packed.joints.values()) == [False], "no room, or no copies wanted"
+        assert list(packed.joints.values()) == [None], "no room, or no copies wanted"

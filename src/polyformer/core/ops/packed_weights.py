@@ -6,7 +6,6 @@ A graph that torch's compiler gets for a single row reads the weights as they ar
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -145,6 +144,10 @@ def packed_copies(model: nn.Module) -> PackedCopies:
     return copies
 
 
+Choice = tuple[bool, PackedWeight | None]
+"""How to compute with a weight: by its copy, or without one, by oneDNN or not."""
+
+
 class PackedWeights:
     """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
 
@@ -156,8 +159,8 @@ class PackedWeights:
 
     def __init__(self, copies: PackedCopies | None, rows: int = 1):
         self.copies, self.rows = copies, rows
-        self.joints: dict[int, _Joint | Literal[False]] = {}  # by id of the first layer; False: separately
-        self.choices: dict[int, _Choice] = {}  # by id of the weight
+        self.joints: dict[int, PackedCopy | None] = {}  # by id of the first layer; None: separately
+        self.choices: dict[int, Choice] = {}  # by id of the weight
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
@@ -168,14 +171,17 @@ class PackedWeights:
         plain = [layer for layer in layers if is_plain(layer)]
         if len(plain) == len(layers) and all(_is_compiled_row(x, layer.weight) for layer in plain):
             return [row_product(x, layer.weight, layer.bias) for layer in plain]
+        if x.numel() and id(layers[0]) not in self.joints:
+            weights, biases = [layer.weight for layer in plain], [layer.bias for layer in plain]
+            joins = len(plain) == len(layers)  # layers with hooks run separately
+            self.joints[id(layers[0])] = self._copy(x, weights, biases) if joins else None
         joint = self.joints.get(id(layers[0]))
         if joint is None:
-            joint = self._joint(x, layers)
-        if joint is False:
             return [layer(x) for layer in layers]
-        if not joint.weight.serves(_rows(x)):  # single layers have no copies
-            return [_without_copy(x, layer.weight, layer.bias) for layer in layers if is_plain(layer)]
-        return joint.weight.product(x, joint.bias).split_with_sizes(joint.sizes, -1)
+        if not joint.packed.serves(_rows(x)):  # single layers have no copies
+            return [_without_copy(x, layer.weight, layer.bias) for layer in plain]
+        sizes = [layer.out_features for layer in plain]
+        return joint.packed.product(x, joint.bias).split_with_sizes(sizes, -1)
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`; in one step if oneDNN computes the product."""
@@ -188,15 +194,13 @@ class PackedWeights:
         if _is_compiled_row(x, weight):
             y = row_product(x, weight, bias)
             return y if activation is None else ACTIVATIONS[activation](y)
-        choice = self.choices.get(id(weight))
-        if choice is None:
-            choice = self._choose(x, weight)
-        if choice.copy is not None and choice.copy.serves(_rows(x)):
-            return choice.copy.product(x, bias, activation)
-        y = _without_copy(x, weight, bias, choice.onednn)
+        onednn, copy = self.choices.get(id(weight)) or self._choose(x, weight)
+        if copy is not None and copy.serves(_rows(x)):
+            return copy.product(x, bias, activation)
+        y = _without_copy(x, weight, bias, onednn)
         return y if activation is None else ACTIVATIONS[activation](y)
 
-    def _choose(self, x: Tensor, weight: Tensor) -> "_Choice":
+    def _choose(self, x: Tensor, weight: Tensor) -> Choice:
         """Choose how to compute with a weight; judged by one row, as a long prompt is not typical.
 
         Weights that are not parameters may be freed and their ids reused, so they are not stored. An empty
@@ -204,9 +208,9 @@ class PackedWeights:
         """
         onednn = by_onednn(_row(x), weight)
         if not isinstance(weight, nn.Parameter) or not x.numel():
-            return _Choice(onednn)
+            return onednn, None
         copy = self._copy(x, [weight])
-        choice = self.choices[id(weight)] = _Choice(onednn, None if copy is None else copy.packed)
+        choice = self.choices[id(weight)] = onednn, None if copy is None else copy.packed
         return choice
 
     def _copy(
@@ -219,41 +223,11 @@ class PackedWeights:
             return None
         return self.copies.of(self.rows, weights, biases)
 
-    def _joint(self, x: Tensor, layers: Sequence[nn.Module]) -> "_Joint | Literal[False]":
-        """Return the layers joined to one; False for layers with hooks, or without copies."""
-        if not x.numel():
-            return False
-        plain = [layer for layer in layers if is_plain(layer)]
-        joint: _Joint | Literal[False] = False
-        if len(plain) == len(layers):
-            copy = self._copy(x, [layer.weight for layer in plain], [layer.bias for layer in plain])
-            if copy is not None:
-                joint = _Joint(copy.packed, copy.bias, [layer.out_features for layer in plain])
-        self.joints[id(layers[0])] = joint
-        return joint
-
     def __enter__(self) -> None:
         self.token = active_backend.set(self)
 
     def __exit__(self, *error: object) -> None:
         active_backend.reset(self.token)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Choice:
-    """How to compute with a weight. onednn: whether oneDNN is the faster library without a copy."""
-
-    onednn: bool
-    copy: PackedWeight | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Joint:
-    """Stacked layers with `sizes` rows each."""
-
-    weight: PackedWeight
-    bias: Tensor | None
-    sizes: list[int]
 
 
 @functools.cache
