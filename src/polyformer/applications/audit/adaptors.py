@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.audit.subject import Subject, expanded, module_subject
+from polyformer.applications.audit.subject import Sample, Subject, expanded, module_subject
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.paths import checked_path
+from polyformer.core.sequence.context import positions_from_mask
 from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained
 from polyformer.models.architectures.pretrained import CONFIG
@@ -60,7 +61,7 @@ def subjects(model: nn.Module, call: Callable[..., Any] | None = None, **options
     return [module_subject(model, call, **options)]
 
 
-def _ids(size: int, special: set[int]) -> Callable[[int, int, torch.Generator], Tensor]:
+def _ids(size: int, special: set[int]) -> Sample:
     """Return a function that draws ids without the special ones."""
     ids = torch.tensor([n for n in range(min(size, 1000)) if n not in special][FIRST if size > 9 else 0 :])
 
@@ -70,13 +71,22 @@ def _ids(size: int, special: set[int]) -> Callable[[int, int, torch.Generator], 
     return draw
 
 
-def _noise(*shape: int) -> Callable[[int, int, torch.Generator], Tensor]:
-    """Return a function that draws inputs of a fixed shape."""
-    return lambda rows, length, generator: torch.randn(rows, *shape, generator=generator)
-
-
-def _extra(sample: Callable[[int, int, torch.Generator], Tensor]) -> Tensor:
+def _extra(sample: Sample) -> Tensor:
     return sample(1, SOURCE, torch.Generator().manual_seed(7))
+
+
+def _fixed_sample(main: str, config: Any) -> Sample:
+    """Return a function that draws images or audio."""
+    if main == "pixel_values":
+        size = config.image_size
+        shape = (config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
+    elif main == "input_features":
+        shape = (config.num_mel_bins, 2 * config.max_source_positions)
+    elif main == "input_values":
+        shape = (400,)
+    else:
+        raise InputError(f"model: expected an input of tokens, an image or audio, got {main}; pass call=...")
+    return lambda rows, length, generator: torch.randn(rows, *shape, generator=generator)
 
 
 # Models of this library
@@ -85,40 +95,31 @@ def _extra(sample: Callable[[int, int, torch.Generator], Tensor]) -> Tensor:
 def _polyformer(model: Transformer | VisionTransformer, **options: Any) -> list[Subject]:
     common: dict[str, Any] = {"name": "model", "module": model, "save": _round_trip, **options}
     if isinstance(model, VisionTransformer):
-        config = model.config
-        sample = _fixed_sample("pixel_values", config)
-        common |= {
-            "call": lambda module, x: module(x).last_hidden_state,
-            "accepts": frozenset(),
-            "sample": sample,
-            "causal": False,
-            "fixed": True,
-        }
-        return [Subject(**common)]
+        sample = _fixed_sample("pixel_values", model.config)
+        common |= {"call": lambda module, x: module(x).last_hidden_state, "sample": sample}
+        return [Subject(accepts=frozenset(), causal=False, fixed=True, **common)]
     sample = _ids(model.config.vocab_size, set())
-    both = model.encoder is not None and model.decoder is not None
+    both, other = model.encoder is not None and model.decoder is not None, _extra(sample)
     main, mask = ("decoder_input_ids", "decoder_attention_mask") if both else ("input_ids", "attention_mask")
-    extras = {"input_ids": _extra(sample)} if both else {}
 
     def call(module: Any, x: Tensor, attention_mask: Any = None, state: Any = None, **more: Any) -> Any:
-        others = expanded(extras, x, module.dtype if hasattr(module, "dtype") else torch.float32)
-        inputs = {main: x, mask: attention_mask, "state": state, **({} if state is not None else others)}
-        output = module(**inputs, **more)
-        if more.get("labels") is not None:
+        source = {"input_ids": other.to(x.device).expand(len(x), -1)} if both and state is None else {}
+        output = module(**{main: x, mask: attention_mask}, state=state, **source, **more)
+        if "labels" in more:
             return output.loss
         aligned = output.logits.shape[:2] == x.shape and output.logits.dim() == 3
         shown = output.logits if aligned else output.last_hidden_state
-        return (shown, output.state) if more.get("use_cache") else shown
+        return (shown, output.state) if "use_cache" in more else shown
 
-    accepts = {"attention_mask"}
-    if not both:
-        accepts |= {"document_ids"}
-    if model.decoder is not None:
-        accepts |= {"state", "use_cache"}
-    predicts = model.head.predicts_next
+    def read(module: Any, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        target = other.to(x.device).expand(len(x), -1)
+        return module(x, attention_mask, decoder_input_ids=target).last_hidden_state.flatten(1)
+
+    predicts, masked = model.head.predicts_next, {"attention_mask"}
+    accepts = masked | (set() if both else {"document_ids"}) | ({"labels"} if predicts else set())
     target = Subject(
         call=call,
-        accepts=frozenset(accepts | ({"labels"} if predicts else set())),
+        accepts=frozenset(accepts if model.decoder is None else accepts | {"state", "use_cache"}),
         sample=sample,
         causal=model.decoder is not None,
         side="target" if both else "",
@@ -128,14 +129,8 @@ def _polyformer(model: Transformer | VisionTransformer, **options: Any) -> list[
     )
     if not both:
         return [target]
-    begin = _extra(sample)
-
-    def read(module: Any, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        ids = begin.to(x.device).expand(len(x), -1)
-        return module(x, attention_mask, decoder_input_ids=ids).last_hidden_state.flatten(1)
-
-    source = {"call": read, "accepts": frozenset({"attention_mask"}), "causal": False, "side": "source"}
-    return [target, dataclasses.replace(target, **source, generate=None)]
+    source = {"call": read, "accepts": frozenset(masked), "causal": False, "side": "source"}
+    return [target, dataclasses.replace(target, **source)]
 
 
 def _round_trip(model: Any, folder: Path) -> nn.Module:
@@ -160,50 +155,38 @@ def _generate(model: Any, ids: Tensor, mask: Tensor, new: int, cache: bool) -> T
 
 def _transformers(model: Any, **options: Any) -> list[Subject]:
     parameters = inspect.signature(model.forward).parameters
-    config, extras, both = model.config, dict[str, Tensor](), bool(model.config.is_encoder_decoder)
+    config, both = model.config, bool(model.config.is_encoder_decoder)
     main, text = model.main_input_name, model.config.get_text_config()
-    special = {
-        value
-        for part in (config, text)
-        for name, value in vars(part).items()
-        if name.endswith("token_id") and isinstance(value, int)
-    }
+    values = [item for part in (config, text) for item in vars(part).items()]
+    special = {id for name, id in values if name.endswith("token_id") and isinstance(id, int)}
     ids = _ids(getattr(text, "vocab_size", 64), special)
     fixed = main != "input_ids"
     sample = _fixed_sample(main, config) if fixed else ids
-    if "pixel_values" in parameters and main == "input_ids":
-        extras["pixel_values"] = _extra(_fixed_sample("pixel_values", config.vision_config))
+    pad = None if fixed and not both else getattr(text, "pad_token_id", None)
     common: dict[str, Any] = {"name": "model", "module": model, "save": _saved_by_transformers, **options}
-    pad = getattr(text, "pad_token_id", None)
-    common |= {"plain": _eager, "reorder": _reorder, "pad": None if fixed and not both else pad}
-    result = []
+    common |= {"plain": _eager, "reorder": _reorder, "pad": pad}
+    extras, result = dict[str, Tensor](), list[Subject]()
+    if "pixel_values" in parameters and not fixed:
+        extras["pixel_values"] = _extra(_fixed_sample("pixel_values", config.vision_config))
     if both:
         target = _Call("decoder_input_ids", "decoder_attention_mask", {main: _extra(sample)}, parameters)
         accepts = target.accepts(model)
         result.append(Subject(call=target, accepts=accepts, sample=ids, causal=True, side="target", **common))
         extras["decoder_input_ids"] = _extra(ids)
-    causal = not both and (
-        model.can_generate() or any(getattr(m, "is_causal", False) for m in model.modules())
-    )
+        common["side"] = "source"
     reads = _Call(main, "attention_mask", extras, parameters, whole=both)
     accepts = reads.accepts(model)
-    if both or fixed:
-        accepts &= {"attention_mask"}
-    generate = _transformers_generate if model.can_generate() and not fixed else None
-    subject = {"call": reads, "accepts": accepts, "sample": sample, "causal": causal, "fixed": fixed}
-    side = "source" if both else ""
-    return [*result, Subject(**subject, side=side, generate=generate, **common)]
-
-
-def _fixed_sample(main: str, config: Any) -> Callable[[int, int, torch.Generator], Tensor]:
-    if main == "pixel_values":
-        size = config.image_size
-        return _noise(config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
-    if main == "input_features":
-        return _noise(config.num_mel_bins, 2 * config.max_source_positions)
-    if main == "input_values":
-        return _noise(400)
-    raise InputError(f"model: expected an input of tokens, an image or audio, got {main}; pass call=...")
+    reader = Subject(
+        call=reads,
+        accepts=accepts & {"attention_mask"} if both or fixed else accepts,
+        sample=sample,
+        causal=not both
+        and (model.can_generate() or any(getattr(part, "is_causal", False) for part in model.modules())),
+        fixed=fixed,
+        generate=_transformers_generate if model.can_generate() and not fixed else None,
+        **common,
+    )
+    return [*result, reader]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,26 +227,27 @@ class _Call:
 
     def __call__(self, model: Any, x: Tensor, **named: Any) -> Any:
         """Run the model."""
-        state, documents = named.pop("state", None), named.pop("document_ids", None)
+        from polyformer.models.attached.mask import positions_in_documents  # imports transformers
+
+        state, mask, documents = (
+            named.pop(name, None) for name in ("state", "attention_mask", "document_ids")
+        )
         inputs = {self.main: x, **expanded(self.extras, x, model.dtype), **named}
-        mask = inputs.pop("attention_mask", None)
         if self.positions and documents is not None:
-            inputs[self.positions] = _restarted(documents)
+            inputs[self.positions] = positions_in_documents(documents)
         elif self.positions:
             past = 0 if state is None else int(state.get_seq_length())
             full = x.new_ones(len(x), past + x.shape[1]) if mask is None else mask
-            inputs[self.positions] = (full.long().cumsum(1) - 1).clamp(min=0)[:, past:]
-        if mask is not None:
-            inputs[self.mask] = mask
-        if state is not None:
-            inputs["past_key_values"] = state
+            inputs[self.positions] = positions_from_mask(full)[:, past:]
+        optional = {self.mask: mask, "past_key_values": state}
+        inputs |= {name: value for name, value in optional.items() if value is not None}
         if "use_cache" in self.parameters:
             inputs.setdefault("use_cache", False)
         output = model(**inputs)
-        if named.get("labels") is not None:
+        if "labels" in named:
             return output.loss
         shown = self._outputs(output)
-        return (shown, output.past_key_values) if named.get("use_cache") else shown
+        return (shown, output.past_key_values) if "use_cache" in named else shown
 
     def _outputs(self, output: Any) -> Tensor:
         for name in ("logits", "last_hidden_state", "text_model_output"):
@@ -272,14 +256,6 @@ class _Call:
                 shown = shown if isinstance(shown, Tensor) else shown.last_hidden_state
                 return shown.flatten(1) if self.whole else shown
         return output[0]
-
-
-def _restarted(documents: Tensor) -> Tensor:
-    """Return positions [B, T] that begin with 0 in each document."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(starts, places, 0).cummax(1).values
 
 
 def _reorder(state: Any, index: Tensor) -> Any:

@@ -40,15 +40,9 @@ def table() -> str:
             rows.setdefault((result.name, result.sentence.partition(" (")[0]), []).append(figure)
     lines = ["| check | finding | architectures (relative difference) |", "|---|---|---|"]
     lines += [f"| {name} | {sentence} | {', '.join(figures)} |" for (name, sentence), figures in rows.items()]
-    count = sum(map(len, rows.values()))
-    seconds = time.process_time() - start
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{len(models)} models, {checks} checks, {count} findings, {seconds:.0f} s of CPU time.",
-        ]
-    )
+    count, seconds = sum(map(len, rows.values())), time.process_time() - start
+    total = f"{len(models)} models, {checks} checks, {count} findings, {seconds:.0f} s of CPU time."
+    return "\n".join([*lines, "", total])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """`audit`: run all checks on a model; `measure`: repeat one of them."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from polyformer.applications.audit import caches, future, learning, numbers, packing, padding, rows  # noqa: F401
+from polyformer.applications.audit import caches, independence, numbers, padding  # noqa: F401
 from polyformer.applications.audit.adaptors import load_model, subjects
 from polyformer.applications.audit.checks import CHECKS, Check, Gap, find
 from polyformer.applications.audit.report import Report, Result, checked
@@ -93,8 +94,9 @@ def _result(check: Check, subject: Subject, reasons: Mapping[str, str]) -> Resul
         sizes, gap = find(check, subject)
     except NotApplicableError as reason:
         return Result(check.name, subject.side, "not applicable", " ".join(str(reason).split()))
+    result = Result(check.name, subject.side, "passed", "", gap.figure, gap.limit, sizes)
     if not gap.exceeds:
-        return Result(check.name, subject.side, "passed", "", gap.figure, gap.limit, sizes)
+        return result
     note = f"; {gap.note}" if gap.note else ""
     figures = f"relative difference {gap.figure:.1e}, rounding explains {gap.limit:.1e}"
     sentence = f"{check.sentence} ({figures}{note})"
@@ -102,12 +104,8 @@ def _result(check: Check, subject: Subject, reasons: Mapping[str, str]) -> Resul
     side = f", side={quote(subject.side)}" if subject.side else ""
     values = "".join(f", {name}={size}" for name, size in sizes.items())
     code = f"polyformer.applications.audit.measure({model}, {check.name!r}{side}{values})"
-    result = Result(check.name, subject.side, "finding", sentence, gap.figure, gap.limit, sizes, code)
     reason = reasons.get(result.name, reasons.get(check.name))
-    if reason is None:
-        return result
-    return Result(check.name, subject.side, "accepted", f"{sentence}; accepted: {reason}", *_rest(result))
-
-
-def _rest(result: Result) -> tuple[Any, ...]:
-    return result.figure, result.limit, result.sizes, result.code
+    if reason is not None:
+        sentence = f"{sentence}; accepted: {reason}"
+    status = "finding" if reason is None else "accepted"
+    return dataclasses.replace(result, status=status, sentence=sentence, code=code)

@@ -1,9 +1,14 @@
 """A check: a measurement of a model on an input of chosen sizes, and the search for the smallest input."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
-from polyformer.applications.audit.subject import NotApplicableError, Subject
+import torch
+from torch import Tensor
+
+from polyformer.applications.audit.subject import NotApplicableError, Subject, distance
 from polyformer.core.errors import InputError
 
 Sizes = Mapping[str, int]
@@ -25,17 +30,24 @@ class Gap(NamedTuple):
         return not self.figure <= self.limit
 
 
-class Check(NamedTuple):
-    """A contract: its name, the sentence of a finding, and `measure(subject, **sizes)`.
+Measure = Callable[..., Gap | tuple[Tensor, Tensor]]
+"""A function from a subject and sizes to a gap, or to two outputs that are equal up to rounding."""
 
-    starts: the sizes to measure, from the length. least: the smallest sizes. whole_rows: the check makes
-    sense for outputs of whole rows and inputs without tokens too.
+Starts = Callable[[int], Iterable[tuple[int, ...]]]
+"""A function from the length to the sizes to measure, in the order of the measurement's arguments."""
+
+
+class Check(NamedTuple):
+    """A contract: its name, the sentence of a finding, and the measurement.
+
+    least: the smallest sizes. whole_rows: the check makes sense for outputs of whole rows and inputs without
+    tokens too.
     """
 
     name: str
     sentence: str
-    measure: Callable[..., Gap]
-    starts: Callable[[int], list[dict[str, int]]]
+    measure: Measure
+    starts: Starts
     least: Sizes
     whole_rows: bool
 
@@ -44,18 +56,18 @@ class Check(NamedTuple):
 
         Raises `NotApplicableError` with the reason if the check does not concern the model.
         """
-        if not self.whole_rows and subject.fixed:
-            raise NotApplicableError("the input has no tokens")
         if not self.whole_rows and not subject.per_token:
-            raise NotApplicableError("the model has no output for each token")
+            what = "the input has no tokens" if subject.fixed else "the model has no output for each token"
+            raise NotApplicableError(what)
         try:
-            return self.measure(subject, **sizes)
+            result = self.measure(subject, **sizes)
         except NotApplicableError:
             raise
         except (InputError, NotImplementedError) as error:
             raise NotApplicableError(f"the model refuses: {error}") from error
         except Exception as error:  # of any model
             return Gap(float("inf"), 0.0, f"the call raises {type(error).__name__}: {str(error)[:200]}")
+        return result if isinstance(result, Gap) else Gap(distance(*result), subject.rounding)
 
 
 CHECKS: dict[str, Check] = {}
@@ -63,22 +75,34 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(
-    name: str,
-    sentence: str,
-    starts: Callable[[int], list[dict[str, int]]],
-    least: Sizes,
-    whole_rows: bool = False,
-) -> Callable[[Callable[..., Gap]], Callable[..., Gap]]:
-    """Register a function from a subject and sizes to a `Gap`."""
+    sentence: str, starts: Starts, *, name: str = "", whole_rows: bool = False, gradients: bool = False
+) -> Callable[[Measure], Measure]:
+    """Register a measurement under its name; the defaults of its arguments are the smallest sizes."""
 
-    def register(measure: Callable[..., Gap]) -> Callable[..., Gap]:
-        CHECKS[name] = Check(name, sentence, measure, starts, least, whole_rows)
+    def register(measure: Measure) -> Measure:
+        own = name or measure.__name__.replace("_", " ")
+        defaults = {key: each.default for key, each in inspect.signature(measure).parameters.items()}
+        least = {key: value for key, value in defaults.items() if isinstance(value, int)}
+        run = measure if gradients else torch.no_grad()(measure)
+        CHECKS[own] = Check(own, sentence, run, starts, least, whole_rows)
         return measure
 
     return register
 
 
-def shrink(check: Check, subject: Subject, sizes: Sizes, gap: Gap) -> tuple[dict[str, int], Gap]:
+def find(check: Check, subject: Subject) -> tuple[Sizes, Gap]:
+    """Return the first sizes with a finding, made small; or the sizes of the greatest difference."""
+    measured: list[tuple[Sizes, Gap]] = []
+    for values in check.starts(subject.length):
+        sizes = dict(zip(check.least, values, strict=True))
+        gap = check(subject, sizes)
+        if gap.exceeds:
+            return shrink(check, subject, sizes, gap)
+        measured.append((sizes, gap))
+    return max(measured, key=lambda pair: pair[1].figure)
+
+
+def shrink(check: Check, subject: Subject, sizes: Sizes, gap: Gap) -> tuple[Sizes, Gap]:
     """Return the smallest sizes with a finding of the same kind, a difference or a failed call."""
     best, evaluations, changed = dict(sizes), 0, True
     fails = gap.figure == float("inf")
@@ -92,28 +116,9 @@ def shrink(check: Check, subject: Subject, sizes: Sizes, gap: Gap) -> tuple[dict
                 if evaluations > EVALUATIONS:
                     return best, gap
                 sizes = best | {name: smaller}
-                result = _measured(check, subject, sizes)
-                if result is not None and result.exceeds and (result.figure == float("inf")) == fails:
-                    best, gap, changed = sizes, result, True
-                    break
+                with contextlib.suppress(NotApplicableError):
+                    result = check(subject, sizes)
+                    if result.exceeds and (result.figure == float("inf")) == fails:
+                        best, gap, changed = sizes, result, True
+                        break
     return best, gap
-
-
-def _measured(check: Check, subject: Subject, sizes: Sizes) -> Gap | None:
-    try:
-        return check(subject, sizes)
-    except NotApplicableError:
-        return None
-
-
-def find(check: Check, subject: Subject) -> tuple[dict[str, Any], Gap]:
-    """Return the first sizes with a finding, made small; or the sizes of the greatest difference."""
-    worst: tuple[dict[str, int], Gap] | None = None
-    for sizes in check.starts(subject.length):
-        gap = check(subject, sizes)
-        if gap.exceeds:
-            return shrink(check, subject, sizes, gap)
-        if worst is None or gap.figure > worst[1].figure:
-            worst = sizes, gap
-    assert worst is not None
-    return worst

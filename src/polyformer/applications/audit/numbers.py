@@ -1,4 +1,4 @@
-"""A seed repeats, half precisions are as exact as they can be, and a saved model is the same model."""
+"""Seeds repeat, half precisions are as exact as they can be, saved models are equal, gradients accumulate."""
 
 import copy
 import dataclasses
@@ -18,14 +18,43 @@ TIMES = 4
 
 
 @check(
-    "seed",
+    "gradients accumulated over the rows of a batch differ from those of the batch",
+    lambda n: [(3, n // 2 + 2)],
+    gradients=True,
+)
+def accumulation(subject: Subject, rows: int = 2, length: int = 3) -> Gap:
+    """Give rows different numbers of labels.
+
+    A model that accepts `num_items_in_batch` divides the sum of its losses by that number. The mean loss of
+    other models is weighted by the row's share of the labels.
+    """
+    subject.needs("labels")
+    x = subject.draw(rows, length)
+    with torch.no_grad():
+        labels = x.clone() if x.is_floating_point() else x % subject.run(x).shape[-1]
+    labels[:, 0] = -100  # has no prediction in a model that shifts labels
+    for row in range(rows):
+        labels[row, 2 + row * (length - 2) // rows + (row == 0) * length :] = -100
+    counts = (labels != -100).flatten(1).sum(1)
+    total = counts.sum()
+    scales = "num_items_in_batch" in subject.accepts
+
+    def slopes(part: slice, share: Tensor) -> Tensor:
+        extra = {"num_items_in_batch": total} if scales else {}
+        loss = subject.run(x[part], labels=labels[part], **extra)
+        return torch.cat([slope.flatten() for slope in subject.gradients(loss if scales else loss * share)])
+
+    whole = slopes(slice(None), total / total)
+    parts = torch.stack([slopes(slice(row, row + 1), counts[row] / total) for row in range(rows)])
+    return Gap(distance(parts.sum(0), whole), 8 * subject.rounding)
+
+
+@check(
     "outputs differ for the same seed in training mode, or for two seeds in evaluation mode",
-    lambda n: [{"rows": 2, "length": n // 2}],
-    {"rows": 1, "length": 1},
+    lambda n: [(2, n // 2)],
     whole_rows=True,
 )
-@torch.no_grad()
-def seed(subject: Subject, rows: int, length: int) -> Gap:
+def seed(subject: Subject, rows: int = 1, length: int = 1) -> Gap:
     """Call twice in training mode with a seed, and in evaluation mode with two seeds."""
     x, outputs = subject.draw(rows, length), []
     for training, number in ((True, 5), (True, 5), (False, 5), (False, 6)):
@@ -34,12 +63,10 @@ def seed(subject: Subject, rows: int, length: int) -> Gap:
             torch.manual_seed(number)
             random.seed(number)
             outputs.append(copied.run(x))
-    worst = max(distance(*outputs[:2]), distance(*outputs[2:]))
-    return Gap(worst, 0.0)
+    return Gap(max(distance(*outputs[:2]), distance(*outputs[2:])), 0.0)
 
 
-@torch.no_grad()
-def _half(subject: Subject, length: int, *, dtype: torch.dtype) -> Gap:
+def _half(subject: Subject, length: int = 1, *, dtype: torch.dtype) -> Gap:
     """Return the error of the model in `dtype`, and `TIMES` the error of the reference as its limit.
 
     The exact model has the rounded weights in float64. The reference is the greater of two errors: of plain
@@ -47,18 +74,23 @@ def _half(subject: Subject, length: int, *, dtype: torch.dtype) -> Gap:
     module rounded to `dtype`, the least that storing results in `dtype` costs. Errors are medians over the
     tokens, because rounding may exchange the experts of a few tokens.
     """
-    x = subject.draw(2, length)
-    x = x.to(dtype) if x.is_floating_point() else x
     half = subject.at(dtype)
-    exact = half.at(torch.float64)
+    exact, x = half.at(torch.float64), half.draw(2, length)
     try:
-        actual, expected = _run(half, x), _run(exact, x)
+        actual, expected = half.run(x), exact.run(x)
     except (RuntimeError, TypeError, ValueError) as error:
         raise NotApplicableError(f"the model does not run in {dtype} and float64: {error}") from error
-    errors = [_typical(_rounded(exact, x, dtype), expected)]
+
+    def rounded(module: nn.Module, arguments: object, output: object) -> object:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            return output.to(dtype).to(output.dtype)
+        return None
+
+    with exact.hooked(rounded):
+        errors = [_typical(exact.run(x), expected)]
     if subject.plain is not None:
         plain = dataclasses.replace(half, module=subject.plain(copy.deepcopy(half.module)))
-        errors.append(_typical(_run(plain, x), expected))
+        errors.append(_typical(plain.run(x), expected))
     limit = TIMES * max(*errors, torch.finfo(dtype).eps)
     return Gap(_typical(actual, expected), limit, f"the reference has {limit / TIMES:.1e}")
 
@@ -66,10 +98,9 @@ def _half(subject: Subject, length: int, *, dtype: torch.dtype) -> Gap:
 for _dtype in (torch.bfloat16, torch.float16):
     _name = str(_dtype).removeprefix("torch.")
     check(
-        _name,
         f"{_name} has a larger error than plain attention in {_name}",
-        lambda n: [{"length": n}],
-        {"length": 1},
+        lambda n: [(n,)],
+        name=_name,
         whole_rows=True,
     )(functools.partial(_half, dtype=_dtype))
 
@@ -82,35 +113,8 @@ def _typical(actual: Tensor, expected: Tensor) -> float:
     return float(errors.median() / expected.double().nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
 
 
-def _run(subject: Subject, x: Tensor) -> Tensor:
-    return subject.run(x.to(subject.dtype) if x.is_floating_point() else x)
-
-
-def _rounded(subject: Subject, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the outputs of the model with every module's output rounded to `dtype`."""
-
-    def round_(module: nn.Module, arguments: object, output: object) -> object:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            return output.to(dtype).to(output.dtype)
-        return None
-
-    hooks = [part.register_forward_hook(round_) for part in subject.module.modules()]
-    try:
-        return _run(subject, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@check(
-    "saving",
-    "a saved and loaded model has other outputs",
-    lambda n: [{"length": n // 2}],
-    {"length": 1},
-    whole_rows=True,
-)
-@torch.no_grad()
-def saving(subject: Subject, length: int) -> Gap:
+@check("a saved and loaded model has other outputs", lambda n: [(n // 2,)], whole_rows=True)
+def saving(subject: Subject, length: int = 1) -> Gap:
     """Save into a folder and load; without functions for it, load the state dict into a model of zeros."""
     x = subject.draw(2, length)
     with tempfile.TemporaryDirectory() as folder:
@@ -123,5 +127,4 @@ def saving(subject: Subject, length: int) -> Gap:
             for parameter in loaded.parameters():
                 parameter.zero_()
             loaded.load_state_dict(torch.load(path, weights_only=True))
-    twin = dataclasses.replace(subject, module=loaded)
-    return Gap(distance(twin.run(x), subject.run(x)), 0.0)
+    return Gap(distance(dataclasses.replace(subject, module=loaded).run(x), subject.run(x)), 0.0)

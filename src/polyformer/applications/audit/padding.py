@@ -22,87 +22,49 @@ def padded(
     return torch.cat([around[:, :left], x, around[:, left:]], 1), mask
 
 
-def _difference(subject: Subject, length: int, left: int, right: int) -> Gap:
+def _of_text(subject: Subject, length: int, left: int = 0, right: int = 0, seed: int | None = None) -> Tensor:
+    """Return the outputs of a text's tokens, or of its row, between tokens of padding."""
     subject.needs("attention_mask")
-    x = subject.draw(2, length)
-    expected = subject.run(x, attention_mask=padded(subject, x, 0, 0)[1])
-    ids, mask = padded(subject, x, left, right)
-    actual = _of_text(subject, subject.run(ids, attention_mask=mask), left, length)
-    return Gap(distance(actual, expected), subject.rounding)
-
-
-def _of_text(subject: Subject, output: Tensor, left: int, length: int) -> Tensor:
-    """Return the outputs of the text's tokens, or of its row."""
+    ids, mask = padded(subject, subject.draw(2, length), left, right, seed)
+    output = subject.run(ids, attention_mask=mask)
     return output[:, left : left + length] if subject.per_token else output
 
 
-@check(
-    "left padding",
-    "padding before a text changes its outputs",
-    lambda n: [{"length": n // 2, "left": 3}],
-    {"length": 1, "left": 1},
-    whole_rows=True,
-)
-@torch.no_grad()
-def left_padding(subject: Subject, length: int, left: int) -> Gap:
+@check("padding before a text changes its outputs", lambda n: [(n // 2, 3)], whole_rows=True)
+def left_padding(subject: Subject, length: int = 1, left: int = 1) -> tuple[Tensor, Tensor]:
     """Compare with the text without padding."""
-    return _difference(subject, length, left, 0)
+    return _of_text(subject, length, left), _of_text(subject, length)
 
 
-@check(
-    "right padding",
-    "padding after a text changes its outputs",
-    lambda n: [{"length": n // 2, "right": 3}],
-    {"length": 1, "right": 1},
-    whole_rows=True,
-)
-@torch.no_grad()
-def right_padding(subject: Subject, length: int, right: int) -> Gap:
+@check("padding after a text changes its outputs", lambda n: [(n // 2, 3)], whole_rows=True)
+def right_padding(subject: Subject, length: int = 1, right: int = 1) -> tuple[Tensor, Tensor]:
     """Compare with the text without padding."""
-    return _difference(subject, length, 0, right)
+    return _of_text(subject, length, 0, right), _of_text(subject, length)
 
 
-@check(
-    "padding content",
-    "the ids at padding change the outputs of the text",
-    lambda n: [{"length": n // 2, "left": 3, "right": 2}],
-    {"length": 1, "left": 0, "right": 0},
-    whole_rows=True,
-)
-@torch.no_grad()
-def padding_content(subject: Subject, length: int, left: int, right: int) -> Gap:
+@check("the ids at padding change the outputs of the text", lambda n: [(n // 2, 3, 2)], whole_rows=True)
+def padding_content(
+    subject: Subject, length: int = 1, left: int = 0, right: int = 0
+) -> tuple[Tensor, Tensor]:
     """Compare two texts that differ at padding only."""
-    subject.needs("attention_mask")
-    x = subject.draw(2, length)
-    outputs = []
-    for seed in (None, 3):
-        ids, mask = padded(subject, x, left, right, seed)
-        outputs.append(_of_text(subject, subject.run(ids, attention_mask=mask), left, length))
-    return Gap(distance(*outputs), subject.rounding)
+    return _of_text(subject, length, left, right), _of_text(subject, length, left, right, seed=3)
 
 
 @check(
-    "empty row",
     "a row of padding only has outputs or gradients that are not finite",
-    lambda n: [{"length": n // 2}],
-    {"length": 1},
+    lambda n: [(n // 2,)],
     whole_rows=True,
+    gradients=True,
 )
-def empty_row(subject: Subject, length: int) -> Gap:
+def empty_row(subject: Subject, length: int = 1) -> Gap:
     """Mask the first of two rows; count outputs and gradients that are not finite, and compare the other."""
     subject.needs("attention_mask")
     x = subject.draw(2, length)
     mask = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     mask[0] = 0
     output = subject.run(x, attention_mask=mask)
-    subject.module.zero_grad()
-    output.float().sin().sum().backward()
-    slopes = [p.grad for p in subject.module.parameters() if p.grad is not None]
-    bad = sum(int((~tensor.isfinite()).sum()) for tensor in (output, *slopes))
-    subject.module.zero_grad()
-    if bad:
+    slopes = subject.gradients(output.float().sin().sum())
+    if bad := sum(int((~tensor.isfinite()).sum()) for tensor in (output, *slopes)):
         return Gap(bad, 0, f"{bad} entries are not finite")
-    alone = subject.run(x[1:], attention_mask=mask[1:])
-    return Gap(
-        distance(output[1:], alone), subject.rounding, "compares the other row with itself in a batch of 1"
-    )
+    gap = distance(output[1:], subject.run(x[1:], attention_mask=mask[1:]))
+    return Gap(gap, subject.rounding, "compares the other row with itself in a batch of 1")

@@ -37,6 +37,12 @@ class Result:
         """The check, with the side of an encoder-decoder."""
         return f"{self.check} ({self.side})" if self.side else self.check
 
+    @property
+    def repetition(self) -> tuple[str, ...]:
+        """The smallest input and the line of code of a finding; empty for other results."""
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        return (sizes, self.code) if self.status == "finding" else ()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, infinity as a word."""
         fields = dataclasses.asdict(self)
@@ -82,13 +88,8 @@ class Report:
     def __str__(self) -> str:
         lines = [self.summary]
         for result in self.findings:
-            sizes = ", ".join(f"{name} {size}" for name, size in result.sizes.items())
-            lines += [
-                "",
-                f"{result.name}: {result.sentence}",
-                f"  smallest input: {sizes}",
-                f"  {result.code}",
-            ]
+            sizes, code = result.repetition
+            lines += ["", f"{result.name}: {result.sentence}", f"  smallest input: {sizes}", f"  {code}"]
         return "\n".join(lines)
 
 

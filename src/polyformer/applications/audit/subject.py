@@ -1,9 +1,10 @@
 """The models that can be audited, behind one interface: a call and its accepted arguments."""
 
+import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -23,10 +24,16 @@ ABILITIES = (
 """Arguments of a call, beyond its input, that checks pass if the call accepts them."""
 
 Call = Callable[..., Any]
+Sample = Callable[[int, int, torch.Generator], Tensor]
 
 
 class NotApplicableError(Exception):
     """A check does not concern a model; the message is the reason."""
+
+
+def select_rows(state: Any, index: Tensor) -> Any:
+    """Return the rows `index` of every tensor in a state."""
+    return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.dim() else leaf, state)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,22 +45,22 @@ class Subject:
     loss. The `attention_mask` [B, S + T] includes the S tokens in the state. sample: draws x by a number of
     rows, a length and a generator. pad: the id of padding, if there is any. causal: earlier outputs must not
     depend on later inputs. fixed: x has no tokens, as an image. side: the part that reads x, such as
-    "source"; "" for the only part. generate: the logits [B, new, V] of greedy search for inputs, their mask,
-    a number of new tokens, and whether to use a cache. save: writes into a folder and loads. plain: the same
-    model with plain attention.
+    "source"; "" for the only part. reorder: returns the state of some rows. generate: the logits [B, new, V]
+    of greedy search for inputs, their mask, a number of new tokens, and whether to use a cache. save: writes
+    into a folder and loads. plain: the same model with plain attention.
     """
 
     name: str
     module: nn.Module
     call: Call
     accepts: frozenset[str]
-    sample: Callable[[int, int, torch.Generator], Tensor]
+    sample: Sample
     causal: bool
     length: int = 12
     fixed: bool = False
     pad: int | None = None
     side: str = ""
-    reorder: Callable[[Any, Tensor], Any] | None = None
+    reorder: Callable[[Any, Tensor], Any] = select_rows
     generate: Callable[[nn.Module, Tensor, Tensor, int, bool], Tensor] | None = None
     save: Callable[[nn.Module, Path], nn.Module] | None = None
     plain: Callable[[nn.Module], nn.Module] | None = None
@@ -79,28 +86,35 @@ class Subject:
                 raise NotApplicableError(f"the model accepts no {name}")
 
     def run(self, x: Tensor, **named: Any) -> Tensor:
-        """Return the outputs; arguments that are None are left out."""
-        named = {name: value for name, value in named.items() if value is not None}
+        """Return the outputs."""
         if named:
             self.needs(*named)
-        output = self.call(self.module, x, **named)
+        output = self.call(self.module, x.to(self.dtype) if x.is_floating_point() else x, **named)
         return output[0] if isinstance(output, tuple) else output
 
     def step(self, x: Tensor, state: Any = None, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Return the outputs of tokens that follow `state`, and the next state."""
-        self.needs("state")
-        named = {"attention_mask": mask, "state": state, "use_cache": True}
-        named = {name: value for name, value in named.items() if value is not None}
-        if "use_cache" not in self.accepts:
-            del named["use_cache"]
-        return self.call(self.module, x, **named)
+        use_cache = True if "use_cache" in self.accepts else None
+        named = {"attention_mask": mask, "state": state, "use_cache": use_cache}
+        return self.call(
+            self.module, x, **{name: value for name, value in named.items() if value is not None}
+        )
 
-    def reordered(self, state: Any, index: Tensor) -> Any:
-        """Return the state of the rows `index`."""
-        reorder = self.reorder
-        if reorder is not None:
-            return reorder(state, index)
-        return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) and leaf.dim() else leaf, state)
+    def gradients(self, value: Tensor) -> list[Tensor]:
+        """Return the gradients of a scalar by the parameters."""
+        self.module.zero_grad()
+        value.backward()
+        slopes = [p.grad for p in self.module.parameters() if p.grad is not None]
+        self.module.zero_grad()
+        return slopes
+
+    @contextlib.contextmanager
+    def hooked(self, hook: Callable[..., Any]) -> Iterator[None]:
+        """Call a forward hook after every module within the context."""
+        with contextlib.ExitStack() as stack:
+            for part in self.module.modules():
+                stack.callback(part.register_forward_hook(hook).remove)
+            yield
 
     def at(self, dtype: torch.dtype) -> Self:
         """Return a copy of the model in another precision."""
@@ -127,14 +141,10 @@ class Subject:
         x, eps = self.draw(2, self.length), torch.finfo(self.dtype).eps
         try:
             with torch.no_grad():
-                noise = distance(self.run(x), _as(self.at(torch.float64), x))
+                noise = distance(self.run(x), self.at(torch.float64).run(x))
         except (RuntimeError, TypeError, ValueError):  # no float64
             noise = 8 * eps
         return min(1e-3, max(64 * eps, 32 * noise))
-
-
-def _as(subject: Subject, x: Tensor) -> Tensor:
-    return subject.run(x.to(subject.dtype) if x.is_floating_point() else x)
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:
@@ -153,13 +163,13 @@ def module_subject(
     *,
     vocab_size: int | None = None,
     width: int | None = None,
-    sample: Callable[[int, int, torch.Generator], Tensor] | None = None,
+    sample: Sample | None = None,
     **options: Any,
 ) -> Subject:
     """Return any module as a subject, see `polyformer.audit`."""
-    forward = call or module.forward
-    accepts = inspect.signature(forward).parameters.keys() & set(ABILITIES)
-    size = vocab_size or _table_size(module)
+    accepts = inspect.signature(call or module.forward).parameters.keys() & set(ABILITIES)
+    table = next((part for part in module.modules() if isinstance(part, nn.Embedding)), None)
+    size = vocab_size or (64 if table is None else table.num_embeddings)
 
     def draw(rows: int, length: int, generator: torch.Generator) -> Tensor:
         if width is not None:
@@ -168,7 +178,7 @@ def module_subject(
 
     for name in ("reorder", "reorder_cache", "_reorder_cache"):
         if hasattr(module, name):
-            options.setdefault("reorder", lambda state, index, name=name: getattr(module, name)(state, index))
+            options.setdefault("reorder", getattr(module, name))
     return Subject(
         module=module,
         call=call or (lambda module, x, **named: module(x, **named)),
@@ -178,16 +188,10 @@ def module_subject(
     )
 
 
-def _table_size(module: nn.Module) -> int:
-    """Return the size of the first table of tokens."""
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    return tables[0].num_embeddings if tables else 64
-
-
 def expanded(extras: Mapping[str, Tensor], x: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the other inputs of a call [1, ...], repeated for the rows of x, in the model's precision."""
     return {
-        name: (value.to(x.device, dtype) if value.is_floating_point() else value.to(x.device)).expand(
+        name: value.to(x.device, dtype if value.is_floating_point() else value.dtype).expand(
             len(x), *value.shape[1:]
         )
         for name, value in extras.items()

@@ -75,6 +75,6 @@ def show(result: "Result") -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(result.status, style=styles[result.status], end="  ")
     console.print(f"{result.name}{': ' if result.sentence else ''}{result.sentence}", markup=False)
-    if result.status == "finding":
-        sizes = ", ".join(f"{name} {size}" for name, size in result.sizes.items())
-        console.print(f"  smallest input: {sizes}\n  {result.code}", markup=False)
+    if result.repetition:
+        sizes, code = result.repetition
+        console.print(f"  smallest input: {sizes}\n  {code}", markup=False)

@@ -26,5 +26,4 @@ def audit_page(report: Report) -> str:
 def _cells(result: Result) -> tuple[str, ...]:
     if result.status == "passed":
         return result.side, f"{result.figure:.1e}", f"{result.limit:.1e}"
-    sizes = ", ".join(f"{name} {size}" for name, size in result.sizes.items())
-    return result.side, result.sentence, *((sizes, result.code) if result.status == "finding" else ())
+    return result.side, result.sentence, *result.repetition
