@@ -16,7 +16,7 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import Reading, page_of
 from polyformer.cli.plots.explorer.calls import measure_call
-from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
+from polyformer.cli.plots.explorer.polyformer_images import pixels_reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.data import TokenizerConfig
@@ -54,7 +54,7 @@ def run_of(folder: Path, shape: tuple[int, ...]) -> Run:
 @pytest.mark.parametrize("shape", [GREY, COLOURS])
 def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, ...]):
     model, image = run_of(tmp_path / "run", shape).model("cpu"), pixels(*shape)
-    reading = PolyformerImages("digits", model, LEVELS).of_pixels(image)
+    reading = pixels_reading("digits", model, image)
     levels = image.reshape(-1).astype(int) * LEVELS // 256
     assert reading.inputs["input_ids"].tolist() == [[LEVELS, *levels]]
     assert len(reading.tokens["decoder"]) == 1 + image.size
@@ -80,7 +80,7 @@ def test_each_level_of_each_pixel_is_a_token(tmp_path: Path, shape: tuple[int, .
 )
 def test_images_of_another_form_are_refused(tmp_path: Path, image: np.ndarray, said: str):
     with pytest.raises(InputError, match=said):
-        PolyformerImages("digits", run_of(tmp_path / "run", GREY).model("cpu"), LEVELS).of_pixels(image)
+        pixels_reading("digits", run_of(tmp_path / "run", GREY).model("cpu"), image)
 
 
 def vision(**options: Any) -> TransformersImages:
@@ -135,7 +135,7 @@ def saved_page(reading: Reading, folder: Path) -> tuple[Path, np.ndarray]:
 
 def test_a_colour_is_pinned_on_the_picture(opened: Callable[..., Page], tmp_path: Path):
     model = run_of(tmp_path / "run", COLOURS).model("cpu")
-    page, weights = saved_page(PolyformerImages("own", model, LEVELS).of_pixels(pixels(*COLOURS)), tmp_path)
+    page, weights = saved_page(pixels_reading("own", model, pixels(*COLOURS)), tmp_path)
     tab = opened(page, "view=picture&layer=2&head=2&query=0")
     canvas = tab.locator("canvas.picture")
     box = canvas.bounding_box()

@@ -15,28 +15,35 @@ if TYPE_CHECKING:
 
     from polyformer.cli.plots.explorer import Reading
     from polyformer.data import DataConfig
-    from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks import ImageClassification
 
 Read = Callable[[str | None], "Reading"]
 """Returns the reading of a text, an image file or a data set of images; None stands for the run's images."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A model and its reader: a tokenizer, or the processor of images of transformers.
+
+    conversion: for a model of images the settings of the data that it reads; data: the images of its run.
+    """
+
+    model: Any
+    reader: Any = None
+    conversion: dict[str, Any] | None = None
+    data: "DataConfig | None" = None
+
+
 def open_model(options: Any, name: str) -> Read:
     """Load the model `name` and return its function from an input to a reading."""
-    from polyformer.models.architectures.training_record import RECIPE
-    from polyformer.training.recipes.classifier import image_classifier
-    from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks import ImageConfig
+    from polyformer.cli.plots.explorer.notebook import reading
 
-    if options.transformers:
-        return by_transformers(options, name)
-    if (Path(name) / RECIPE).is_file() and isinstance(Run.open(name).recipe.task, ImageConfig):
-        return by_image_run(options, Run.open(name))
-    classifier = image_classifier(name, options.device)
-    if classifier is not None:
-        return by_patches(options, name, *classifier)
-    return by_polyformer(options, name)
+    loaded = (by_transformers if options.transformers else by_polyformer)(options, name)
+    if loaded.conversion is not None:
+        check_images(options)
+        return lambda path: reading(loaded.model, image_of(options, loaded, path), loaded.reader, {}, name)
+    chosen = {key: getattr(options, key) for key in ("target", "generate", "segment", "cache")}
+    settings = {key: value for key, value in chosen.items() if value is not None}
+    return lambda text: reading(loaded.model, required_text(text), loaded.reader, settings, name)
 
 
 def is_model(name: str) -> bool:
@@ -47,81 +54,65 @@ def is_model(name: str) -> bool:
     return os.path.isdir(name) or (name.lower().endswith(SUFFIX) and os.path.isfile(name))
 
 
-def by_polyformer(options: Any, name: str) -> Read:
-    """Read texts with a model of polyformer."""
+def by_polyformer(options: Any, name: str) -> Loaded:
+    """Load a model of polyformer."""
     from polyformer.cli.commands.model_and_texts import load
-    from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
-
-    source = load(name, None, options.device, preset_overrides(name, options.changes))
-    texts = PolyformerTexts(name, source.model, source.tokenizer)
-    return lambda text: texts.of_text(
-        required_text(text), options.target, options.generate, options.segment, options.cache
-    )
-
-
-def by_image_run(options: Any, run: "Run") -> Read:
-    """Read images with the image model of a run, converted to the size and colors of its training."""
-    from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages
-    from polyformer.training.tasks.image import ImageModelling
-
-    check_images(options)
-    task = run.task_of(ImageModelling)
-    if task.stacks != "decoder":
-        raise InputError(
-            f"{run.folder}: images are explored in a decoder of pixels or a classifier, got "
-            f"an {task.stacks}; train a decoder by the recipe image"
-        )
-    height, width, *colours = task.shape
-    images = PolyformerImages(str(run.folder), run.model(options.device), task.levels)
-    conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
-    return lambda path: images.of_pixels(image_of(options, run.recipe.data, conversion, path))
-
-
-def by_patches(options: Any, name: str, task: "ImageClassification", model: Any) -> Read:
-    """Read images with a Vision Transformer of polyformer, converted to its size and colors."""
-    from polyformer.cli.plots.explorer.polyformer_images import PolyformerPatches
-    from polyformer.data import DataConfig
     from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
+    from polyformer.training.tasks import ImageConfig, ImageModelling
 
-    check_images(options)
-    images, is_run = PolyformerPatches(name, model), (Path(name) / RECIPE).is_file()
-    if options.row is not None and options.text is None and not is_run:
+    run = Run.open(name) if (Path(name) / RECIPE).is_file() else None
+    data = None if run is None else run.recipe.data
+    if run is not None and isinstance(run.recipe.task, ImageConfig):
+        task = run.task_of(ImageModelling)
+        if task.stacks != "decoder":
+            raise InputError(
+                f"{run.folder}: images are explored in a decoder of pixels or a classifier, got "
+                f"an {task.stacks}; train a decoder by the recipe image"
+            )
+        height, width, *colours = task.shape
+        conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
+        return Loaded(run.model(options.device), None, conversion, data)
+    classifier = image_classifier(name, options.device)
+    if classifier is None:
+        source = load(name, None, options.device, preset_overrides(name, options.changes))
+        return Loaded(source.model, source.tokenizer)
+    task, model = classifier
+    if options.row is not None and options.text is None and run is None:
         raise InputError(f"--row: {name} has no training images; name a file of images as IMAGE")
-    own = Run.open(name).recipe.data if is_run else DataConfig()
     conversion = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
-    return lambda path: images.of_pixels(image_of(options, own, conversion, path))
+    return Loaded(model, None, conversion, data)
 
 
-def image_of(options: Any, own: "DataConfig", conversion: dict[str, Any], path: str | None) -> "np.ndarray":
-    """Return the image --row of the run's data, or the image in `path`, converted as `conversion` defines."""
-    from polyformer.data import DataConfig
-
-    if path is None:
-        data = dataclasses.replace(own, streaming=True, test_fraction=0.0, **conversion)
-        return pixels_of(data, own.path, options.row)
-    data = DataConfig(format=None if is_image(path) else own.format, streaming=True, **conversion)
-    return pixels_of(data, path, options.row)
-
-
-def by_transformers(options: Any, name: str) -> Read:
-    """Read texts or images with an unconverted model of transformers."""
-    from polyformer.cli.plots.explorer.transformers_images import TransformersImages
-    from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
-    from polyformer.data import DataConfig
-
+def by_transformers(options: Any, name: str) -> Loaded:
+    """Load an unconverted model of transformers."""
     refuse(
         options, ("generate", "segment", "cache"), "only for models of polyformer; leave out --transformers"
     )
     image = options.row is not None or (options.text is not None and is_image(options.text))
     model, reader = load_from_transformers(name, image)
-    if model.main_input_name != "pixel_values":
-        texts = TransformersTexts(name, model, reader)
-        return lambda text: texts.of_text(required_text(text), options.target)
-    check_images(options)
-    images = TransformersImages(name, model, reader)
-    data = DataConfig(streaming=True, image_mode="rgb")
-    return lambda path: images.of_pixels(pixels_of(data, path, options.row))
+    return Loaded(model, reader, {"image_mode": "rgb"} if model.main_input_name == "pixel_values" else None)
+
+
+def image_of(options: Any, loaded: Loaded, path: str | None) -> "np.ndarray":
+    """Return an image [H, W, C]: number --row, from 1, of a data set, or the single image in `path`.
+
+    None stands for the data of the run.
+    """
+    import numpy as np
+
+    from polyformer.data import DataConfig, read
+
+    own = loaded.data or DataConfig()
+    data = own if path is None else DataConfig(format=None if is_image(path) else own.format)
+    data = dataclasses.replace(data, streaming=True, test_fraction=0.0, **loaded.conversion or {})
+    row = 1 if options.row is None or (path is not None and is_image(path)) else options.row
+    rows = iter(read(data, ("image", "height", "width"), path or own.path))
+    wanted: Any = next(islice(rows, row - 1, None), None)
+    if wanted is None:
+        raise InputError(f"--row: {path or own.path or 'the default data'} has fewer than {row} images")
+    return np.frombuffer(wanted["image"], np.uint8).reshape(wanted["height"], wanted["width"], -1)
 
 
 def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
@@ -166,17 +157,3 @@ def check_images(options: Any) -> None:
         raise InputError(f"--row: {options.text} is a single image; leave out --row")
     why = "only for models of texts, and this model reads images; leave it out"
     refuse(options, ("file", "target", "generate", "segment", "cache"), why)
-
-
-def pixels_of(data: "DataConfig", path: str | None, row: int | None) -> "np.ndarray":
-    """Return an image [H, W, C]: number `row`, from 1, of a data set, or the single image in `path`."""
-    import numpy as np
-
-    from polyformer.data import read
-
-    row = 1 if row is None or (path is not None and is_image(path)) else row
-    rows = iter(read(data, ("image", "height", "width"), path))
-    wanted: Any = next(islice(rows, row - 1, None), None)
-    if wanted is None:
-        raise InputError(f"--row: {path or 'the default data'} has fewer than {row} images")
-    return np.frombuffer(wanted["image"], np.uint8).reshape(wanted["height"], wanted["width"], -1)

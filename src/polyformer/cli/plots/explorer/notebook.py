@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
-from polyformer.cli.plots.explorer.polyformer_images import PolyformerImages, PolyformerPatches
+from polyformer.cli.plots.explorer.polyformer_images import patches_reading, pixels_reading
 from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for
@@ -86,33 +86,28 @@ def reading(
     """Return the reading for the page; see `explore`."""
     if isinstance(what, Reading):
         return what
-    own = next((part for part in model.modules() if isinstance(part, Transformer)), None)
+    kinds = Transformer, VisionTransformer
+    own = next((part for part in model.modules() if isinstance(part, kinds)), None)
     pixels = _pixels(what)
-    sees = next((part for part in model.modules() if isinstance(part, VisionTransformer)), None)
-    if sees is not None and pixels is None:
-        raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
-    if sees is not None and pixels is not None:
-        return PolyformerPatches(name, sees).of_pixels(pixels)
-    part = model if own is not None else part_for(model, pixels is not None)
+    if isinstance(own, VisionTransformer):
+        if pixels is None:
+            raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
+        return patches_reading(name, own, pixels)
+    if pixels is not None and own is not None:
+        return pixels_reading(name, own, pixels)
+    part = part_for(model, pixels is not None)
     if pixels is not None:
-        if own is not None:
-            return PolyformerImages(name, own, own.config.vocab_size - 1).of_pixels(pixels)
-        return TransformersImages(
-            name, part, tokenizer or _transformers_reader(model, "AutoImageProcessor")
-        ).of_pixels(pixels)
+        processor = tokenizer or _transformers_reader(model, "AutoImageProcessor")
+        return TransformersImages(name, part, processor).of_pixels(pixels)
     if isinstance(what, Mapping):
         what, target = what.get("input_ids"), what.get("decoder_input_ids")
         options = {**options, **({} if target is None else {"target": _ids(target)})}
-    if tokenizer is None:
-        needed = isinstance(what, str)
-        tokenizer = (
-            _transformers_reader(model, "AutoTokenizer", needed)
-            if own is None
-            else _polyformer_tokenizer(own)
-        )
-    texts: Any = (
-        TransformersTexts(name, part, tokenizer) if own is None else PolyformerTexts(name, own, tokenizer)
-    )
+    texts: Any
+    if own is not None:
+        texts = PolyformerTexts(name, own, tokenizer or _polyformer_tokenizer(own))
+    else:
+        reader = tokenizer or _transformers_reader(model, "AutoTokenizer", needed=isinstance(what, str))
+        texts = TransformersTexts(name, part, reader)
     return texts.of_text(what, **options) if isinstance(what, str) else texts.of_ids(_ids(what), **options)
 
 

@@ -1,6 +1,5 @@
 """Images that models of polyformer read, as readings: a token per level of a pixel, or per patch."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -15,37 +14,30 @@ from polyformer.training.tasks.image import by, shapes
 COLOURS = " red", " green", " blue"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PolyformerImages:
-    """A reader of images with a `model` of the task `image` with `levels` levels per colour."""
-
-    name: str
-    model: Transformer
-    levels: int
-
-    def of_pixels(self, pixels: np.ndarray) -> Reading:
-        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], after the start token."""
-        pixels = image(pixels)
-        height, width, channels = pixels.shape
-        size = (height, width) if channels == 1 else (height, width, channels)
-        for shape in shapes(self.model.config):
-            if (shape[:-1] if shape[2:] == (1,) else shape) != size:
-                raise InputError(f"image: this model reads images of {by(shape)}, got one of {by(size)}")
-        levels = quantised(pixels.tobytes(), self.levels)
-        ids = torch.from_numpy(np.concatenate([[self.levels], levels])).unsqueeze(0)
-        colours = COLOURS if channels == 3 else ("",)
-        names = [
-            f"row {row} col {column}{colour}"
-            for row, column, colour in itertools.product(range(height), range(width), colours)
-        ]
-        seen = (levels * (GREYS - 1) // (self.levels - 1)).astype(np.uint8).reshape(pixels.shape)
-        return Reading(
-            name=self.name,
-            model=self.model,
-            inputs={"input_ids": ids.to(next(self.model.parameters()).device)},
-            tokens={"decoder": ["start", *names]},
-            picture=Picture(pixels=seen, first=1, tokens=channels),
-        )
+def pixels_reading(name: str, model: Transformer, pixels: np.ndarray) -> Reading:
+    """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], by a model of the task `image`."""
+    pixels = image(pixels)
+    height, width, channels = pixels.shape
+    size = (height, width) if channels == 1 else (height, width, channels)
+    for shape in shapes(model.config):
+        if (shape[:-1] if shape[2:] == (1,) else shape) != size:
+            raise InputError(f"image: this model reads images of {by(shape)}, got one of {by(size)}")
+    count = model.config.vocab_size - 1  # the last token is the start
+    levels = quantised(pixels.tobytes(), count)
+    ids = torch.from_numpy(np.concatenate([[count], levels])).unsqueeze(0)
+    colours = COLOURS if channels == 3 else ("",)
+    names = [
+        f"row {row} col {column}{colour}"
+        for row, column, colour in itertools.product(range(height), range(width), colours)
+    ]
+    seen = (levels * (GREYS - 1) // (count - 1)).astype(np.uint8).reshape(pixels.shape)
+    return Reading(
+        name=name,
+        model=model,
+        inputs={"input_ids": ids.to(next(model.parameters()).device)},
+        tokens={"decoder": ["start", *names]},
+        picture=Picture(pixels=seen, first=1, tokens=channels),
+    )
 
 
 def image(pixels: np.ndarray) -> np.ndarray:
@@ -64,36 +56,29 @@ BEFORE = "class", "distillation"
 """The names of the tokens before the patches, if the model has them."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PolyformerPatches:
-    """A reader of images with a Vision Transformer of polyformer: patches are tokens."""
-
-    name: str
-    model: VisionTransformer
-
-    def of_pixels(self, pixels: np.ndarray) -> Reading:
-        """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], of the model's size."""
-        pixels, config = image(pixels), self.model.config
-        if pixels.shape[2] == 1:
-            pixels = pixels.repeat(config.num_channels, 2)
-        if pixels.shape != (*config.image_size, config.num_channels):
-            size = " x ".join(map(str, (*config.image_size, config.num_channels)))
-            raise InputError(
-                f"image: this model reads images of {size}, got one of "
-                f"{' x '.join(map(str, pixels.shape))}; scale it, or convert its colours"
-            )
-        (rows, columns), (high, wide) = self.model.grid, config.patch_size
-        device = next(self.model.parameters()).device
-        values = self.model.normalize(torch.from_numpy(pixels.copy()).unsqueeze(0).to(device))
-        names = [f"row {row} col {column}" for row in range(rows) for column in range(columns)]
-        return Reading(
-            name=self.name,
-            model=self.model,
-            inputs={"pixel_values": values},
-            tokens={"encoder": [*BEFORE[: config.tokens], *names]},
-            picture=Picture(
-                pixels=np.ascontiguousarray(pixels[: rows * high, : columns * wide]),
-                patch=config.patch_size,
-                first=config.tokens,
-            ),
+def patches_reading(name: str, model: VisionTransformer, pixels: np.ndarray) -> Reading:
+    """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3] of the model's size, by its patches."""
+    pixels, config = image(pixels), model.config
+    if pixels.shape[2] == 1:
+        pixels = pixels.repeat(config.num_channels, 2)
+    if pixels.shape != (*config.image_size, config.num_channels):
+        size = " x ".join(map(str, (*config.image_size, config.num_channels)))
+        raise InputError(
+            f"image: this model reads images of {size}, got one of "
+            f"{' x '.join(map(str, pixels.shape))}; scale it, or convert its colours"
         )
+    (rows, columns), (high, wide) = model.grid, config.patch_size
+    device = next(model.parameters()).device
+    values = model.normalize(torch.from_numpy(pixels.copy()).unsqueeze(0).to(device))
+    names = [f"row {row} col {column}" for row in range(rows) for column in range(columns)]
+    return Reading(
+        name=name,
+        model=model,
+        inputs={"pixel_values": values},
+        tokens={"encoder": [*BEFORE[: config.tokens], *names]},
+        picture=Picture(
+            pixels=np.ascontiguousarray(pixels[: rows * high, : columns * wide]),
+            patch=config.patch_size,
+            first=config.tokens,
+        ),
+    )
