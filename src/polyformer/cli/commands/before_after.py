@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,6 +39,9 @@ from polyformer.nn.heads import (
     MaskedConfig,
     PretrainingConfig,
 )
+
+if TYPE_CHECKING:
+    from polyformer.cli.commands.convert import ConvertOptions
 
 WRITES = LanguageModelConfig, AdaptiveSoftmaxConfig
 MASKED = MaskedConfig, PretrainingConfig
@@ -127,9 +131,13 @@ def text_reader(model: Transformer, tokenizer: Tokenizer) -> TextReader:
     if model.encoder is None and isinstance(head, WRITES):
         return TextReader(causal_pieces, nats)
     if model.decoder is None and isinstance(head, MASKED):
-        return TextReader(Masking(tokenizer), nats)
+        if tokenizer.mask_id is None:
+            raise InputError(
+                "tokenizer: it has no <mask> token, which the evaluation of a masked head requires"
+            )
+        return TextReader(partial(masked_pieces, tokenizer), nats)
     if model.decoder is None and isinstance(head, EmbedConfig):
-        return TextReader(Framing(tokenizer), vectors, embeds=True)
+        return TextReader(partial(framed_pieces, tokenizer), vectors, embeds=True)
     raise InputError(
         f"a model with the head {quote(head.kind)} cannot be evaluated on plain text; expected a decoder "
         "language model, a masked language model or an embedding model (for example --head masked)"
@@ -143,46 +151,30 @@ def causal_pieces(ids: Sequence[int], length: int, number: int) -> Iterator[Piec
         yield {"input_ids": piece[:, :-1], "shift_labels": piece[:, 1:]}
 
 
-class Framing:
-    """Cuts a text into pieces <cls> tokens <sep> of `length` tokens in total."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.first = [token for token in (tokenizer.cls_id,) if token is not None]
-        self.last = [token for token in (tokenizer.sep_id,) if token is not None]
-
-    def __call__(self, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
-        """Yield at most `number` pieces."""
-        step = length - len(self.first) - len(self.last)
-        if step < 1:
-            raise InputError(f"length: expected more than the special tokens around a text, got {length}")
-        for start in range(0, min(number * step, len(ids) - step + 1), step):
-            yield {"input_ids": torch.tensor([[*self.first, *ids[start : start + step], *self.last]])}
+def framed_pieces(tokenizer: Tokenizer, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
+    """Yield at most `number` pieces <cls> tokens <sep> of `length` tokens in total."""
+    first, last = ([x for x in (token,) if x is not None] for token in (tokenizer.cls_id, tokenizer.sep_id))
+    step = length - len(first) - len(last)
+    if step < 1:
+        raise InputError(f"length: expected more than the special tokens around a text, got {length}")
+    for start in range(0, min(number * step, len(ids) - step + 1), step):
+        yield {"input_ids": torch.tensor([[*first, *ids[start : start + step], *last]])}
 
 
-class Masking(Framing):
-    """Like `Framing`, with 15 % of the tokens masked: the same tokens for both models."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        super().__init__(tokenizer)
-        if tokenizer.mask_id is None:
-            raise InputError(
-                "tokenizer: it has no <mask> token, which the evaluation of a masked head requires"
-            )
-        self.tokenizer, self.mask_id = tokenizer, tokenizer.mask_id
-
-    def __call__(self, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
-        """Yield at most `number` pieces, with labels."""
-        generator = np.random.default_rng(0)
-        for piece in super().__call__(ids, length, number):
-            masked, labels = mask_tokens(
-                piece["input_ids"][0].numpy(),
-                generator,
-                mask_id=self.mask_id,
-                ordinary_ids=self.tokenizer.ordinary_ids,
-                random_share=0.0,
-                kept_share=0.0,
-            )
-            yield {"input_ids": torch.from_numpy(masked)[None], "labels": torch.from_numpy(labels)[None]}
+def masked_pieces(tokenizer: Tokenizer, ids: Sequence[int], length: int, number: int) -> Iterator[Piece]:
+    """Yield framed pieces with labels for 15 % of the tokens, masked: the same tokens for both models."""
+    assert tokenizer.mask_id is not None
+    generator = np.random.default_rng(0)
+    for piece in framed_pieces(tokenizer, ids, length, number):
+        masked, labels = mask_tokens(
+            piece["input_ids"][0].numpy(),
+            generator,
+            mask_id=tokenizer.mask_id,
+            ordinary_ids=tokenizer.ordinary_ids,
+            random_share=0.0,
+            kept_share=0.0,
+        )
+        yield {"input_ids": torch.from_numpy(masked)[None], "labels": torch.from_numpy(labels)[None]}
 
 
 def nats(model: Transformer, piece: Piece) -> Tensor:
@@ -277,61 +269,52 @@ CHARACTERS = 32
 """Characters of the text to read per required token."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of the checkpoint in `folder` on the file `text`, with the command's options."""
+def check_evaluation(options: "ConvertOptions", model: Transformer) -> None:
+    """Raise `InputError` for invalid options of --evaluate before anything is written."""
+    assert options.evaluate is not None
+    if not Path(options.evaluate).is_file():
+        raise InputError(f"--evaluate: {options.evaluate}: no such file")
+    tokenizer = load_tokenizer(options.folder)
+    if options.recall is not None:
+        ProbedModel.of(model, tokenizer)
+    text_reader(model, tokenizer)
+    lengths = _lengths(options, model)
+    if options.lengths is not None and (count := len(_ids(options, tokenizer, lengths))) <= lengths[-1]:
+        raise InputError(
+            f"--lengths: {options.evaluate} has {count} tokens, too few for a length of {lengths[-1]}; use a "
+            "longer text or smaller lengths"
+        )
 
-    folder: str
-    text: str
-    lengths: str | None
-    tokens: int
-    tolerance: float
-    recall: int | None = None
 
-    def check(self, model: Transformer) -> None:
-        """Raise `InputError` for invalid options before anything is written."""
-        if not Path(self.text).is_file():
-            raise InputError(f"--evaluate: {self.text}: no such file")
-        tokenizer = load_tokenizer(self.folder)
-        if self.recall is not None:
-            ProbedModel.of(model, tokenizer)
-        text_reader(model, tokenizer)
-        lengths = self.resolved_lengths(model)
-        if self.lengths is not None and (count := len(self._ids(tokenizer, lengths))) <= lengths[-1]:
-            raise InputError(
-                f"--lengths: {self.text} has {count} tokens, too few for a length of {lengths[-1]}; use a "
-                "longer text or smaller lengths"
-            )
+def show_evaluation(options: "ConvertOptions", before: Transformer, after: Transformer) -> None:
+    """Print the comparison; exit with status 1 if the quality loss exceeds the tolerance."""
+    lengths, tokenizer = _lengths(options, before, after), load_tokenizer(options.folder)
+    ids = _ids(options, tokenizer, lengths)
+    if options.lengths is None:  # limited by the length of the text
+        lengths = [length for length in lengths if length < len(ids)] or lengths[:1]
+    rows = list(compare(before, after, tokenizer, ids, lengths, options.tokens))
+    if options.recall is not None:
+        find = partial(recall, tokenizer, read_text(options.evaluate, "text"), options.recall)
+        rows = [
+            dataclasses.replace(row, recall=(find(before, row.length), find(after, row.length)))
+            for row in rows
+        ]
+    print("\n".join(["", f"{options.evaluate}, before -> after:", *comparison_table(rows)]))
+    within = f"--tolerance {options.tolerance:g}"
+    if faults := quality_losses(rows, options.tolerance):
+        print(f"quality lost: {'; '.join(faults)} ({within}); train the model further")
+        raise SystemExit(1)
+    print(f"quality kept: all changes are within {within}")
 
-    def show(self, before: Transformer, after: Transformer) -> None:
-        """Print the comparison; exit with status 1 if the quality loss exceeds the tolerance."""
-        lengths, tokenizer = self.resolved_lengths(before, after), load_tokenizer(self.folder)
-        ids = self._ids(tokenizer, lengths)
-        if self.lengths is None:  # limited by the length of the text
-            lengths = [length for length in lengths if length < len(ids)] or lengths[:1]
-        rows = list(compare(before, after, tokenizer, ids, lengths, self.tokens))
-        if self.recall is not None:
-            find = partial(recall, tokenizer, read_text(self.text, "text"), self.recall)
-            rows = [
-                dataclasses.replace(row, recall=(find(before, row.length), find(after, row.length)))
-                for row in rows
-            ]
-        print("\n".join(["", f"{self.text}, before -> after:", *comparison_table(rows)]))
-        faults = quality_losses(rows, self.tolerance)
-        if faults:
-            print(
-                f"quality lost: {'; '.join(faults)} (--tolerance {self.tolerance:g}); train the model further"
-            )
-            raise SystemExit(1)
-        print(f"quality kept: all changes are within --tolerance {self.tolerance:g}")
 
-    def _ids(self, tokenizer: Tokenizer, lengths: list[int]) -> list[int]:
-        """Return the required tokens of the text, or all of them if there are fewer."""
-        with opened(Path(self.text)) as file:
-            return tokenizer.encode(file.read(CHARACTERS * max(self.tokens, *lengths)))
+def _ids(options: "ConvertOptions", tokenizer: Tokenizer, lengths: list[int]) -> list[int]:
+    """Return the required tokens of the text, or all of them if there are fewer."""
+    with opened(Path(str(options.evaluate))) as file:
+        return tokenizer.encode(file.read(CHARACTERS * max(options.tokens, *lengths)))
 
-    def resolved_lengths(self, *models: Transformer) -> list[int]:
-        """Return the lengths in tokens: --lengths, or the number of positions of each model."""
-        if self.lengths is None:
-            return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
-        return parse_lengths(self.lengths)
+
+def _lengths(options: "ConvertOptions", *models: Transformer) -> list[int]:
+    """Return the lengths in tokens: --lengths, or the number of positions of each model."""
+    if options.lengths is None:
+        return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
+    return parse_lengths(options.lengths)

@@ -126,8 +126,8 @@ class ConvertOptions:
 
 def run(options: ConvertOptions) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
-    from polyformer.cli.commands.before_after import Evaluation
-    from polyformer.cli.commands.convert_training import Training, fit, learn_attention
+    from polyformer.cli.commands.before_after import check_evaluation, show_evaluation
+    from polyformer.cli.commands.convert_training import fit, learn_attention
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
@@ -137,7 +137,6 @@ def run(options: ConvertOptions) -> None:
     out = checked_path(options.out)
     if out.is_dir() and any(out.iterdir()):
         raise InputError(f"{options.out}: the directory is not empty; choose another one")
-    training = Training(options.transfer_tokens, options.tune_tokens, options.precision)
     if options.transfer is not None and options.attention is None:
         raise InputError("--transfer: requires --attention, the attention that learns")
     changes = options.attention, options.cross_attention, options.max_positions, options.extension
@@ -145,11 +144,9 @@ def run(options: ConvertOptions) -> None:
     # Rounding comes last: new parameters are computed from weights that are not yet rounded.
     weights = None if changed and options.weights in ("int8", "int4") else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
-    before, evaluation = model, None
+    before = model
     if options.evaluate is not None:
-        settings = options.evaluate, options.lengths, options.tokens, options.tolerance, options.recall
-        evaluation = Evaluation(options.folder, *settings)
-        evaluation.check(before)
+        check_evaluation(options, before)
     if changed:
         model, report = convert(
             model,
@@ -163,9 +160,9 @@ def run(options: ConvertOptions) -> None:
         )
         print(report)
     if options.fit is not None:
-        fit(model, options.folder, options.fit, options.fit_tokens)
+        fit(options, model)
     if options.transfer is not None:
-        model = learn_attention(before, model, options.folder, options.transfer, training)
+        model = learn_attention(options, before, model)
     if options.weights is not None:
         model = with_weights(model, options.weights)
     _save(model, Path(options.out), options.format)
@@ -174,8 +171,8 @@ def run(options: ConvertOptions) -> None:
         load_tokenizer(options.folder).save(options.out)
     except InputError as error:
         print(f"no tokenizer written: {error}")
-    if evaluation is not None:
-        evaluation.show(before, model)
+    if options.evaluate is not None:
+        show_evaluation(options, before, model)
 
 
 def _save(model: Any, folder: Path, format: str) -> None:

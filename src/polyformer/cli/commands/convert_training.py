@@ -1,26 +1,26 @@
 """Training that is part of a conversion: exits fitted in closed form, and a new attention that learns."""
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
+    from polyformer.cli.commands.convert import ConvertOptions
     from polyformer.models.architectures import Transformer
 
 FIT_LENGTH = 256
 """Tokens per row of the text that exits are fitted to."""
 
 
-def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
-    """Fit the exits of `model` to a text in place, with the tokenizer in `folder`; print the errors left."""
+def fit(options: "ConvertOptions", model: "Transformer") -> None:
+    """Fit the exits of `model` to the text --fit in place; print the errors left."""
     from polyformer.applications.exits.fitting import fit_exits, fittable_exits
 
     fittable_exits(model)
-    if tokens < 2 * FIT_LENGTH:
-        raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {tokens}")
-    rows = rows_of_text(model, folder, text, FIT_LENGTH, tokens)
+    if options.fit_tokens < 2 * FIT_LENGTH:
+        raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {options.fit_tokens}")
+    rows = rows_of_text(model, options.folder, options.fit, FIT_LENGTH, options.fit_tokens)
 
     def show(read: int) -> None:
         print(f"\r{read:,} of {len(rows) * FIT_LENGTH:,} tokens", end="", file=sys.stderr, flush=True)
@@ -34,52 +34,43 @@ def fit(model: "Transformer", folder: str, text: str, tokens: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Training:
-    """How a new attention learns: tokens of the transfer, tokens of the tuning after it, precision."""
-
-    transfer_tokens: int
-    tune_tokens: int
-    precision: str
-
-
 TRANSFER_LENGTH = 512
 """Tokens per row of the text that a new attention learns from."""
 
 
-def learn_attention(
-    old: "Transformer", new: "Transformer", folder: str, text: str, training: Training
-) -> "Transformer":
+def learn_attention(options: "ConvertOptions", old: "Transformer", new: "Transformer") -> "Transformer":
     """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
     from polyformer.applications.linearizing import check_tunable, transfer_attention, tune_low_rank
     from polyformer.applications.linearizing.steps import Steps
     from polyformer.training.recipes.run import choose_device
 
     # The transfer takes minutes, so a model that cannot be tuned is refused before it.
-    if training.tune_tokens:
+    if options.tune_tokens:
         check_tunable(new)
-    longest = max(training.transfer_tokens, training.tune_tokens)
-    rows = rows_of_text(new, folder, text, TRANSFER_LENGTH, longest)
+    longest = max(options.transfer_tokens, options.tune_tokens)
+    rows = rows_of_text(new, options.folder, options.transfer, TRANSFER_LENGTH, longest)
     device = choose_device("auto")
     old, new = old.to(device), new.to(device)
 
     def show(read: int, loss: float) -> None:
         print(f"\r{read:,} tokens, loss {loss:.3f} ", end="", file=sys.stderr, flush=True)
 
-    steps = Steps(rows, training.transfer_tokens, precision=training.precision)
+    steps = Steps(rows, options.transfer_tokens, precision=options.precision)
     losses = transfer_attention(old, new, steps, show)
     print(file=sys.stderr)
     worst = max(range(len(losses)), key=losses.__getitem__)
     mean = sum(losses) / len(losses)
     print(f"attention transfer: error {mean:.3f} of the old output, {losses[worst]:.3f} in layer {worst}")
-    if training.tune_tokens:
-        new = tune_low_rank(new, Steps(rows, training.tune_tokens, precision=training.precision), show)
+    if options.tune_tokens:
+        new = tune_low_rank(new, Steps(rows, options.tune_tokens, precision=options.precision), show)
         print(file=sys.stderr)
     old.cpu()
     return new.cpu()
 
 
-def rows_of_text(model: "Transformer", folder: str, text: str, length: int, tokens: int) -> list[list[int]]:
+def rows_of_text(
+    model: "Transformer", folder: str, text: str | None, length: int, tokens: int
+) -> list[list[int]]:
     """Return rows of `length` tokens, at most `tokens` in all, of a text by the tokenizer in `folder`."""
     from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
     from polyformer.data import DataConfig
