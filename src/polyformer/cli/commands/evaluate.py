@@ -13,8 +13,7 @@ With --progress DIR, the same command resumes an interrupted evaluation (but epi
 processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data; the results are the same.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +25,7 @@ from polyformer.core.limits import COUNT
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
-    from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks.base import Task, Workers
+    from polyformer.training.tasks.base import Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -162,7 +160,10 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     from polyformer.training.recipes.run import Run
 
     run = Run.open(options.run)
-    acts = refuse_unless_acting(options, run)
+    kind = run.recipe.task.kind
+    if kind != "act":
+        why = f"requires a run of the task 'act', and {options.run} has the task {quote(kind)}"
+        refuse(options, ACTING, why)
     if options.episode is not None:
         from polyformer.cli.commands.evaluate_acting import draw
 
@@ -173,10 +174,10 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     files: dict[str, str] = {}
     own = recipe.task.own_data
     if own is not None and options.data is not None:
-        raise InputError(f"--data: the task {quote(recipe.task.kind)} generates its own data; leave it out")
+        raise InputError(f"--data: the task {quote(kind)} generates its own data; leave it out")
     if options.data is None:
         splits = own or load(recipe.data, needs)
-        parts = {"validation": splits.validation, "test": splits.test}
+        parts: dict[str, Any] = {"validation": splits.validation, "test": splits.test}
     else:
         data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
         named = {"validation": data.validation, "test": data.test}
@@ -187,7 +188,12 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    with model_threads(model), searched(options, run, files, parts) as task:
+    task = nullcontext(run.task)
+    if options.frozen is not None:
+        from polyformer.cli.commands.evaluate_datastore import with_neighbours
+
+        task = with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()})
+    with model_threads(model), task as task:
         if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"
@@ -201,10 +207,10 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     if shared.rank:
         return
     print(table(scores))
-    if acts:
+    if kind == "act":
         from polyformer.cli.commands.evaluate_acting import try_out
 
-        try_out(run, model, options.returns, options.episodes, options.environment, options.max_steps)
+        try_out(run, model, options)
 
 
 def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
@@ -223,26 +229,3 @@ def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
 
     evaluate_datastore.measure_checkpoint(options, shared)
     return True
-
-
-def refuse_unless_acting(options: EvaluateOptions, run: "Run") -> bool:
-    """Return whether the run's task is `act`; raise `InputError` for options of that task otherwise."""
-    kind = run.recipe.task.kind
-    if kind != "act":
-        why = f"requires a run of the task 'act', and {options.run} has the task {quote(kind)}"
-        refuse(options, ACTING, why)
-    return kind == "act"
-
-
-@contextmanager
-def searched(
-    options: EvaluateOptions, run: "Run", files: "dict[str, str]", parts: "dict[str, Any]"
-) -> "Iterator[Task]":
-    """Yield the run's task; with --frozen it reads the neighbours of `parts`, the rows of `files`."""
-    if options.frozen is None:
-        yield run.task
-        return
-    from polyformer.cli.commands.evaluate_datastore import with_neighbours
-
-    with with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()}) as task:
-        yield task

@@ -7,6 +7,7 @@ from polyformer.cli.commands.options import parse_numbers
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
+    from polyformer.cli.commands.evaluate import EvaluateOptions
     from polyformer.training.recipes import Run
     from polyformer.training.rl.trial import Achieved
 
@@ -14,57 +15,44 @@ if TYPE_CHECKING:
 EPISODES = 20
 
 
-def try_out(
-    run: "Run",
-    model: Any,
-    returns: str | None,
-    episodes: int | None,
-    environment: str | None,
-    max_steps: int | None,
-) -> None:
+def try_out(run: "Run", model: Any, options: "EvaluateOptions") -> None:
     """Print `evaluate_returns`; skip a run without a known environment unless options require it."""
     config: Any = run.recipe.task
-    if environment is None and config.environment is None:
-        if returns or episodes or max_steps:
+    if options.environment is None and config.environment is None:
+        if options.returns or options.episodes or options.max_steps:
             raise InputError(
                 f"--environment: {run.folder} does not contain the environment of its episodes; name it, for "
                 "example --environment CartPole-v1"
             )
         return
-    text, _ = evaluate_returns(
-        run,
-        model,
-        None if returns is None else parse_numbers("--returns", returns),
-        episodes,
-        environment,
-        max_steps,
-    )
+    returns = None if options.returns is None else parse_numbers("--returns", options.returns)
+    asked = {"episodes": EPISODES if options.episodes is None else options.episodes}
+    if options.environment is not None:  # without the settings of the run's own
+        asked |= {"environment": options.environment, "options": {}, "wrappers": ()}
+    text, _ = evaluate_returns(run, model, returns, max_steps=options.max_steps, **asked)
     print(f"\n{text}")
 
 
 def evaluate_returns(
-    run: "Run",
-    model: Any,
-    returns: tuple[float, ...] | None = None,
-    episodes: int | None = None,
-    environment: str | None = None,
-    max_steps: int | None = None,
+    run: "Run", model: Any, returns: tuple[float, ...] | None = None, **asked: Any
 ) -> "tuple[str, Achieved]":
-    """Return a table of target and achieved returns as text, and the returns; draw RUN/returns.png."""
+    """Return a table of target and achieved returns as text, and the returns; draw RUN/returns.png.
+
+    asked: fields of the `Trial`, by default the environment of the run and `EPISODES` episodes.
+    """
     from polyformer.training.rl.trial import Panel, Trial, achieved_returns, draw_returns, returns_table
 
     task: Any = run.task
     config = task.config
-    known = environment is None
-    trial = Trial(
-        environment=environment or config.environment,
-        options=(config.environment_options or {}) if known else {},
-        wrappers=config.environment_wrappers if known else (),
-        returns=returns or (config.asked if config.conditioned else config.asked[-1:]),
-        episodes=EPISODES if episodes is None else episodes,
-        max_steps=max_steps,
-        seed=run.recipe.seed,
-    )
+    defaults = {
+        "environment": config.environment,
+        "options": config.environment_options or {},
+        "wrappers": config.environment_wrappers,
+        "returns": returns or (config.asked if config.conditioned else config.asked[-1:]),
+        "episodes": EPISODES,
+        "seed": run.recipe.seed,
+    }
+    trial = Trial(**{**defaults, **asked})
     results = achieved_returns(model, task, trial)
     title = f"{trial.environment}: {trial.episodes} episodes per target return"
     lines = [title, *returns_table(results, config.mean_return)]
