@@ -16,7 +16,6 @@ from polyformer.cli.plots.spectrum import (
     matrices,
     shares,
     spectra,
-    spectrum,
     spectrum_csv,
     spectrum_table,
 )
@@ -64,17 +63,11 @@ def test_zeros_are_no_nan():
     assert shares(torch.zeros(2, 5, 5)).tolist() == [[1.0] * 5] * 2
 
 
-def test_shares_are_those_of_numpy_and_their_mean():
-    texts = [[attention(2, 7, 7), attention(2, 7, 7).mT], [attention(2, 7, 7) ** 2, attention(2, 7, 7)]]
-    result = spectrum(texts)
-    for layer in range(2):
-        for head in range(2):
-            curves = []
-            for text in texts:
-                values = np.linalg.svd(text[layer][head].double().numpy(), compute_uv=False)
-                curves.append([sum(values[: i + 1]) / sum(values) for i in range(7)])
-            assert np.allclose(result.curves[layer, head], np.mean(curves, 0), rtol=0, atol=1e-12)
-    assert (result.texts, result.length, result.quarter) == (2, 7, 1)
+def test_shares_are_those_of_numpy():
+    heads = attention(2, 7, 7)
+    for matrix, curve in zip(heads, shares(heads)):
+        values = np.linalg.svd(matrix.double().numpy(), compute_uv=False)
+        assert np.allclose(curve, np.cumsum(values) / values.sum(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("length", "quarter"), [(4, 1), (7, 1), (8, 2), (512, 128)])
@@ -127,11 +120,9 @@ def test_mechanisms_without_a_matrix_are_refused(member: MechanismConfig):
     assert str(caught.value).count(repr(member.kind)) == 1
 
 
-def test_too_few_tokens_and_no_texts():
+def test_too_few_tokens_are_refused():
     with pytest.raises(InputError, match="length: expected 4 tokens or more, got 3"):
         spectra(model("encoder-tiny"), ids(1, 3))
-    with pytest.raises(InputError, match="texts: expected 1 text or more"):
-        spectrum([])
 
 
 def test_table_csv_and_figure(tmp_path: Path):

@@ -14,7 +14,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -60,11 +60,6 @@ def shares(matrices: Tensor) -> Tensor:
     return torch.where(total > 0, sums / total, 1.0)
 
 
-def spectrum(texts: Iterable[Sequence[Tensor]]) -> Spectrum:
-    """Return the spectrum of `texts`, which yields for every text a matrix [H, n, n] of each layer."""
-    return _mean([_curves(layers) for layers in texts])
-
-
 def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Spectrum]:
     """Return the spectrum of self-attention in each stack of `model`: "encoder", "decoder".
 
@@ -78,11 +73,15 @@ def spectra(model: Transformer, rows: Sequence[Mapping[str, Tensor]]) -> dict[st
     training = model.training
     model.eval()
     try:
-        by_text = [{side: _curves(layers) for side, layers in matrices(model, row).items()} for row in rows]
+        by_text = [
+            {side: shares(torch.stack(layers)).cpu() for side, layers in matrices(model, row).items()}
+            for row in rows
+        ]
     finally:
         model.train(training)
     sides = by_text[0] if by_text else {}
-    return {side: _mean([curves[side] for curves in by_text]) for side in sides}
+    curves = {side: torch.stack([each[side] for each in by_text]) for side in sides}
+    return {side: Spectrum(each.mean(0), len(rows)) for side, each in curves.items()}
 
 
 def check(model: Transformer) -> None:
@@ -109,16 +108,6 @@ def matrices(model: Transformer, row: Mapping[str, Tensor]) -> dict[str, list[Te
     own = "encoder" if model.decoder is None else "decoder"
     attentions = {"encoder": output.encoder_attentions, own: output.attentions}
     return {side: [layer[0] for layer in layers] for side, layers in attentions.items() if layers is not None}
-
-
-def _curves(layers: Sequence[Tensor]) -> Tensor:
-    return torch.stack([shares(matrix).cpu() for matrix in layers])
-
-
-def _mean(curves: list[Tensor]) -> Spectrum:
-    if not curves:
-        raise InputError("texts: expected 1 text or more, got none")
-    return Spectrum(torch.stack(curves).mean(0), len(curves))
 
 
 def spectrum_table(spectrum: Spectrum) -> str:
