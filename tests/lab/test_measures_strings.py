@@ -7,7 +7,7 @@ import torch
 
 from polyformer.core.sequence.tokens import Tokens
 from polyformer_lab.cells import cells_of
-from polyformer_lab.measures.strings import created
+from polyformer_lab.measures.strings import writer_of
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 
@@ -15,7 +15,7 @@ from polyformer_lab.study import Study
 def test_the_models_are_equal_in_what_their_names_say(tmp_path: Path):
     cells = cells_of(Study.load("universal"), tmp_path, Sources({}, None, {}))[:4]
     universal, narrow, wide, placed = (
-        sum(p.numel() for p in created(cell.options["model"]).parameters()) for cell in cells
+        sum(p.numel() for p in writer_of(cell.options["model"]).parameters()) for cell in cells
     )
     assert abs(narrow / universal - 1) < 0.05
     assert wide == placed > 3 * universal
@@ -29,7 +29,7 @@ def test_source_and_target_begin_at_the_given_position():
         "hidden_size": 16,
         "num_attention_heads": 2,
     }
-    model = created({**options, "position": "sinusoidal", "label_smoothing": 0.0}).eval()
+    model = writer_of({**options, "position": "sinusoidal", "label_smoothing": 0.0}).eval()
     ids = torch.randint(4, 14, (2, 5))
     at = [model(ids, ids, torch.tensor(start)).logits for start in (0, 7)]
     torch.testing.assert_close(at[0], model.model(ids, labels=ids).logits)

@@ -1,6 +1,6 @@
 """Training on batches that a function makes from a number."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -8,6 +8,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
+from polyformer.models.presets import create_model
 from polyformer.training import (
     Batch,
     OptimizerConfig,
@@ -22,6 +23,22 @@ from polyformer_lab.cells import Cell
 
 Model = TypeVar("Model", bound=nn.Module)
 Make = Callable[[torch.Generator], Batch]
+Options = Mapping[str, Any]
+
+HELD_OUT = (1 << 62) + 1
+"""The seed of test batches; the seeds of training are smaller."""
+
+
+def created(model: Options, **more: Any) -> Any:
+    """Return the `preset` of a study with its options and `more`, with fresh weights."""
+    options = dict(model)
+    return create_model(options.pop("preset"), **{**options, **more})
+
+
+def tagger(model: Options, vocab_size: int, num_labels: int) -> Any:
+    """Return an encoder with fresh weights that names a label at every token."""
+    head = {"kind": "tag", "num_labels": num_labels, "dropout": 0.0}
+    return created(model, vocab_size=vocab_size, head=head)
 
 
 class Generated:
@@ -40,7 +57,8 @@ class Generated:
 
     def weight(self, batch: Batch) -> int:
         """Return the number of labelled tokens."""
-        return int((batch["labels"] != -100).sum())
+        labels = batch["labels"] if "labels" in batch else batch["shift_labels"]
+        return int((labels != -100).sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """Return the loss of the model."""

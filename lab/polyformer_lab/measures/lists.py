@@ -2,24 +2,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from polyformer.data.listops import PAD, VOCABULARY, Expression, ListOps
 from polyformer.models.architectures import Transformer
-from polyformer.models.presets import create_model
 from polyformer.nn.depth import recorded_depths
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.measures.generated import trained
-
-Options = Mapping[str, Any]
-
-HELD_OUT = (1 << 62) + 1
-"""The seed of the test lists; the seeds of training are smaller."""
+from polyformer_lab.measures.generated import HELD_OUT, Options, tagger, trained
 
 
 @measurement()
@@ -37,9 +30,7 @@ def listops(cell: Cell, model: Options, lists: Options, rows: int, tested: int, 
         steps: training steps.
         lr: the highest learning rate.
     """
-    evaluator = trained(
-        cell, lambda: created(model), lambda generator: drawn(rows, generator, **lists)[0], steps, lr
-    )
+    evaluator = _evaluator(cell, model, lists, rows, steps, lr)
     batch, _ = drawn(tested, torch.Generator().manual_seed(HELD_OUT), **lists)
     values, right = outermost(batch["labels"], batch), 0
     for start in range(0, tested, 100):
@@ -59,9 +50,7 @@ def ponder(
 
     The arguments are the same as in `listops`, but `tested` counts lists of each depth.
     """
-    evaluator = trained(
-        cell, lambda: created(model), lambda generator: drawn(rows, generator, **lists)[0], steps, lr
-    )
+    evaluator = _evaluator(cell, model, lists, rows, steps, lr)
     for depth in range(1, lists["depth"] + 1):
         batch, depths = drawn(tested, torch.Generator().manual_seed(depth), **lists, exactly=depth)
         with recorded_depths() as halted, torch.no_grad():
@@ -71,11 +60,13 @@ def ponder(
         yield {"depth": depth, "steps": steps_taken, "right": share}
 
 
-def created(model: Options) -> Transformer:
-    """Return an encoder with fresh weights that names the value of every bracket."""
-    options = dict(model)
-    head = {"kind": "tag", "num_labels": 10, "dropout": 0.0}
-    return create_model(options.pop("preset"), vocab_size=VOCABULARY, head=head, **options)
+def _evaluator(cell: Cell, model: Options, lists: Options, rows: int, steps: int, lr: float) -> Transformer:
+    """Return a trained encoder that names the value of every bracket."""
+
+    def batch(generator: torch.Generator) -> Batch:
+        return drawn(rows, generator, **lists)[0]
+
+    return trained(cell, lambda: tagger(model, VOCABULARY, 10), batch, steps, lr)
 
 
 def drawn(

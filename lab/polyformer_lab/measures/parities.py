@@ -1,35 +1,18 @@
 """Decoders that say after every bit of a string whether the number of ones so far is odd."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
 
-from polyformer.models.architectures import Transformer
-from polyformer.models.outputs import ModelOutput
-from polyformer.models.presets import create_model
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.measures.generated import trained
-
-
-class Labeller(nn.Module):
-    """A decoder with a label for every token instead of the next token."""
-
-    def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
-
-    def forward(self, bits: Tensor, labels: Tensor) -> ModelOutput:
-        """Return loss and predictions for bits [B, T] and their parities [B, T]."""
-        return self.model(bits, shift_labels=labels)
+from polyformer_lab.measures.generated import Options, created, trained
 
 
 @measurement("bits")
 def parities(
     cell: Cell,
-    model: Mapping[str, Any],
+    model: Options,
     length: int,
     lengths: Sequence[int],
     rows: int,
@@ -53,19 +36,15 @@ def parities(
     def drawn(generator: torch.Generator) -> Batch:
         return strings_of_bits(rows, int(torch.randint(1, length + 1, (), generator=generator)), generator)
 
-    def create() -> Labeller:
-        options = dict(model)
-        return Labeller(create_model(options.pop("preset"), vocab_size=2, **options))
-
-    labeller = trained(cell, create, drawn, steps, lr)
+    labeller = trained(cell, lambda: created(model, vocab_size=2), drawn, steps, lr)
     for bits in lengths:
         batch = strings_of_bits(tested, bits, torch.Generator().manual_seed(bits))
         with torch.no_grad():
-            right = labeller(**batch).logits.argmax(-1) == batch["labels"]
+            right = labeller(**batch).logits.argmax(-1) == batch["shift_labels"]
         yield {"bits": bits, "right": float(right[:, -1].float().mean())}
 
 
 def strings_of_bits(rows: int, length: int, generator: torch.Generator) -> Batch:
     """Return random bits [rows, length] and the parity of each prefix."""
     bits = torch.randint(0, 2, (rows, length), generator=generator)
-    return {"bits": bits, "labels": bits.cumsum(1) % 2}
+    return {"input_ids": bits, "shift_labels": bits.cumsum(1) % 2}

@@ -7,21 +7,14 @@ A fact is a single token for a key and a value; the answer to "question 5" is th
 that the questions are about.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from polyformer.models.architectures import Transformer
-from polyformer.models.presets import create_model
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.measures.generated import trained
-
-Options = Mapping[str, Any]
-
-HELD_OUT = (1 << 62) + 1
-"""The seed of the test rows; the seeds of training are smaller."""
+from polyformer_lab.measures.generated import HELD_OUT, Options, tagger, trained
 
 
 @measurement()
@@ -51,13 +44,6 @@ def segment_facts(
 def created(model: Options, segments: int, length: int, values: int, place: str) -> Transformer:
     """Return an encoder with fresh weights that names a value at every token."""
     return tagger(model, segments * length * (values + 1), values)
-
-
-def tagger(model: Options, vocab_size: int, num_labels: int) -> Transformer:
-    """Return an encoder with fresh weights that names a label at every token."""
-    options = dict(model)
-    head = {"kind": "tag", "num_labels": num_labels, "dropout": 0.0}
-    return create_model(options.pop("preset"), vocab_size=vocab_size, head=head, **options)
 
 
 def drawn(

@@ -1,8 +1,6 @@
 """Encoders of several reviews in a row, each with a global token that names the label of its review."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +10,13 @@ from polyformer.data.structured import structured
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.measures.generated import trained
+from polyformer_lab.measures.generated import HELD_OUT, Options, tagger, trained
 from polyformer_lab.measures.labelled import TEST, TRAIN, Labelled, read_texts
-from polyformer_lab.measures.segment_facts import HELD_OUT, tagger
 
 
 @measurement()
 def segment_reviews(
-    cell: Cell, model: Mapping[str, Any], folder: str, segments: int, rows: int, steps: int, lr: float
+    cell: Cell, model: Options, folder: str, segments: int, rows: int, steps: int, lr: float
 ) -> Row:
     """Return the share of test reviews with the right label.
 

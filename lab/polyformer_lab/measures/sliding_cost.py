@@ -1,19 +1,18 @@
 """The time per token of sliding evaluation and of reading with a memory (Dai et al. 2019, table 9)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from polyformer.core.timing import median, time_interleaved
 from polyformer.models.architectures import Transformer
-from polyformer.models.presets import create_model
 from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.measures.generated import Options, created
 
 
 @measurement("length")
 @torch.no_grad()
-def sliding_cost(cell: Cell, lengths: Sequence[int], model: Mapping[str, Any], repeats: int) -> Iterator[Row]:
+def sliding_cost(cell: Cell, lengths: Sequence[int], model: Options, repeats: int) -> Iterator[Row]:
     """Yield for each length of attention the milliseconds per token of both, and their factor.
 
     Args:
@@ -22,12 +21,10 @@ def sliding_cost(cell: Cell, lengths: Sequence[int], model: Mapping[str, Any], r
         model: a preset of decoders and its options; the memory has positions of Transformer-XL.
         repeats: the timed passes of each.
     """
-    options = dict(model)
-    preset = options.pop("preset")
     for length in lengths:
-        window = create_model(preset, **options).eval()
+        window = created(model).eval()
         memory = {"memory": f"recurrent(length={length})", "position": "transformer_xl"}
-        reader = create_model(preset, **{**options, **memory}).eval()
+        reader = created(model, **memory).eval()
         timed = time_interleaved(_passes(window, reader, length), repeats)
         slid, read = median(timed["window"]), median(timed["memory"]) / length
         yield {"length": length, "sliding_ms": 1e3 * slid, "memory_ms": 1e3 * read, "factor": slid / read}

@@ -1,8 +1,7 @@
 """Encoder-decoders that copy or reverse strings of digits or add numbers, tested on longer strings."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,9 @@ from polyformer.core.sequence.tokens import Tokens
 from polyformer.data.string_tasks import END, PAD, START, STRINGS, VOCABULARY
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelOutput
-from polyformer.models.presets import create_model
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.measures.generated import trained
+from polyformer_lab.measures.generated import Options, created, trained
 from polyformer_lab.recurrent import RecurrentWriter
 
 RECURRENT = "recurrent"
@@ -42,7 +40,7 @@ class FromPosition(nn.Module):
 def strings(
     cell: Cell,
     task: str,
-    model: Mapping[str, Any],
+    model: Options,
     length: int,
     lengths: Sequence[int],
     positions: int,
@@ -82,19 +80,12 @@ def strings(
         yield {"digits": digits, "tokens": float(tokens), "strings": float(whole)}
 
 
-def writer_of(model: Mapping[str, Any]) -> nn.Module:
+def writer_of(model: Options) -> nn.Module:
     """Return an encoder-decoder of strings with fresh weights, recurrent or a Transformer."""
-    options = dict(model)
-    if options.pop("preset") == RECURRENT:
+    if model["preset"] == RECURRENT:
+        options = {name: value for name, value in model.items() if name != "preset"}
         return RecurrentWriter(VOCABULARY, START, **options)
-    return created(model)
-
-
-def created(model: Mapping[str, Any]) -> FromPosition:
-    """Return a Transformer of strings with fresh weights."""
-    options = dict(model)
-    ids = {"pad": PAD, "bos": START, "eos": END}
-    return FromPosition(create_model(options.pop("preset"), vocab_size=VOCABULARY, **ids, **options))
+    return FromPosition(created(model, vocab_size=VOCABULARY, pad=PAD, bos=START, eos=END))
 
 
 def placed(task: str, digits: int, rows: int, positions: int, generator: torch.Generator) -> Batch:

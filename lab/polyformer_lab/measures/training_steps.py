@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,13 +9,13 @@ from torch import Tensor
 import polyformer_lab.recurrent  # noqa: F401  (registers the recurrent parts of the models)
 from polyformer.core.timing import time_interleaved
 from polyformer.models.architectures import Transformer
-from polyformer.models.presets import create_model
 from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.measures.generated import Options, created
 
 
 @measurement("model", "length")
 def training_steps(
-    cell: Cell, models: Mapping[str, Mapping[str, Any]], tokens: int, lengths: Sequence[int], repeats: int
+    cell: Cell, models: Mapping[str, Options], tokens: int, lengths: Sequence[int], repeats: int
 ) -> Iterator[Row]:
     """Yield for each model and length the least milliseconds of forward and backward.
 
@@ -29,8 +28,7 @@ def training_steps(
     """
     steps = {}
     for name, own in models.items():
-        options = dict(own)
-        model = create_model(options.pop("preset"), **options).train()
+        model = created(own).train()
         for length in lengths:
             ids = torch.randint(0, model.config.vocab_size, (tokens // length, length))
             steps[name, length] = functools.partial(_step, model, ids)
