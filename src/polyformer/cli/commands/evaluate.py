@@ -25,6 +25,7 @@ from polyformer.core.limits import COUNT
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
+    from polyformer.training.recipes import Recipe
     from polyformer.training.tasks.base import Workers
 
 EXAMPLES = """examples:
@@ -152,10 +153,8 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run; the processes share its held-out data."""
     from polyformer.cli.commands.processes import report, resumable
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data import DataConfig, load, read
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
-    from polyformer.training.recipes.recipe import with_data
     from polyformer.training.recipes.report import table
     from polyformer.training.recipes.run import Run
 
@@ -170,30 +169,17 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         refuse_several("--episode")
         return draw(options.episode, run, run.measured(options.device))
     model, recipe = run.measured(options.device), run.recipe
-    needs = recipe.task.needs
-    files: dict[str, str] = {}
-    own = recipe.task.own_data
-    if own is not None and options.data is not None:
-        raise InputError(f"--data: the task {quote(kind)} generates its own data; leave it out")
-    if options.data is None:
-        splits = own or load(recipe.data, needs)
-        parts: dict[str, Any] = {"validation": splits.validation, "test": splits.test}
-    else:
-        data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
-        named = {"validation": data.validation, "test": data.test}
-        parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
-        parts = parts or {options.data: read(data, needs, data.path, "test")}
-        files = {name: named.get(name) or options.data for name in parts}
+    parts, files = held_out_rows(options, recipe)
     if options.memory_length is not None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
-    task = nullcontext(run.task)
+    source = nullcontext(run.task)
     if options.frozen is not None:
         from polyformer.cli.commands.evaluate_datastore import with_neighbours
 
-        task = with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()})
-    with model_threads(model), task as task:
+        source = with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()})
+    with model_threads(model), source as task:
         if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"
@@ -211,6 +197,25 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         from polyformer.cli.commands.evaluate_acting import try_out
 
         try_out(run, model, options)
+
+
+def held_out_rows(options: EvaluateOptions, recipe: "Recipe") -> "tuple[dict[str, Any], dict[str, str]]":
+    """Return the rows to evaluate on, and with --data their files, by their names."""
+    from polyformer.data import DataConfig, load, read
+    from polyformer.training.recipes.recipe import with_data
+
+    needs = recipe.task.needs
+    own = recipe.task.own_data
+    if own is not None and options.data is not None:
+        raise InputError(f"--data: the task {quote(recipe.task.kind)} generates its own data; leave it out")
+    if options.data is None:
+        splits = own or load(recipe.data, needs)
+        return {"validation": splits.validation, "test": splits.test}, {}
+    data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
+    named = {"validation": data.validation, "test": data.test}
+    parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
+    parts = parts or {options.data: read(data, needs, data.path, "test")}
+    return parts, {name: named.get(name) or options.data for name in parts}
 
 
 def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
