@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Iterator
 
 from polyformer.core.errors import InputError
@@ -146,7 +147,4 @@ def slope(points: list[tuple[int, float]]) -> float | None:
     """Return the least-squares slope of log y over log x; None for fewer than two different x."""
     if len({x for x, _ in points}) < 2:
         return None
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys)) / spread
+    return statistics.linear_regression(*zip(*((math.log(x), math.log(y)) for x, y in points))).slope

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyformer.cli.commands.options import argument, choices, experiment_settings
+from polyformer.cli.commands.options import BARE, argument, choices, settings
 
 EXAMPLES = """examples:
   polyformer bench all --out mine.json   # an hour or two; the same command resumes it
@@ -44,7 +44,11 @@ class BenchOptions:
     """Options of `polyformer bench`."""
 
     what: What = argument("measurement to run")
-    changes: dict[str, Any] = experiment_settings("polyformer bench WHAT")
+    changes: dict[str, Any] = settings(
+        BARE,
+        "experiment settings",
+        "--NAME VALUE ...  polyformer bench WHAT --help lists them with their defaults",
+    )
 
 
 def details(argv: list[str]) -> str:
@@ -57,14 +61,14 @@ def run(options: BenchOptions) -> None:
     run_module(f"{MODULES}.{options.what}", options.changes)
 
 
-def run_module(name: str, settings: dict[str, Any]) -> None:
-    """Call `run(config)` of the module `name`, with its configuration made from `settings`.
+def run_module(name: str, changes: dict[str, Any]) -> None:
+    """Call `run(config)` of the module `name`, with its configuration made from `changes`.
 
     A single value is accepted for an option that takes a list.
     """
     module = importlib.import_module(name)
     config = typing.get_type_hints(module.run)["config"]
-    values = {key.replace("-", "_"): value for key, value in settings.items()}
+    values = {key.replace("-", "_"): value for key, value in changes.items()}
     for key, hint in typing.get_type_hints(config).items():
         if typing.get_origin(hint) is tuple and key in values and not isinstance(values[key], list):
             values[key] = [values[key]]

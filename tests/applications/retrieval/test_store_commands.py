@@ -120,4 +120,4 @@ def test_options_of_a_store_without_one(checkpoint: Path, capsys: pytest.Capture
     assert main(["generate", str(checkpoint), "--knn-temperature", "0.5"]) == 2
     assert "--knn-temperature: requires --datastore" in capsys.readouterr().err
     assert main(["datastore", "merge", str(checkpoint), "--part", "1"]) == 2
-    assert "--part: an option of `datastore build`" in capsys.readouterr().err
+    assert "--part: not an option of `datastore merge`" in capsys.readouterr().err

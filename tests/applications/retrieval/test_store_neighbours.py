@@ -262,7 +262,10 @@ def test_bad_input_of_the_command(folder: Path, tmp_path: Path, capsys: pytest.C
     cases = [
         (("datastore", "neighbours", folder / "run", folder / "held.txt", *store), "--out is missing"),
         ((*search(folder, "held", out)[:-2], "--neighbours", 0), "--neighbours: expected 1 or more, got 0"),
-        ((*search(folder, "held", out)[:-2], "--lists", 3), "--lists: an option of `datastore index`"),
+        (
+            (*search(folder, "held", out)[:-2], "--lists", 3),
+            "--lists: not an option of `datastore neighbours`",
+        ),
         (
             (
                 "datastore",

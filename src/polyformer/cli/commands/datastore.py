@@ -9,16 +9,18 @@ a token of the store's own text is not its own neighbour.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval.build import BuildProgress
+    from polyformer.applications.retrieval.neighbours import Text
 
 EXAMPLES = """examples:
   polyformer datastore build runs/wikitext2 train.txt.gz --out stores/wikitext2
@@ -85,13 +87,8 @@ OPTIONS = {
 
 def run(options: DatastoreOptions) -> None:
     """Run the chosen action."""
-    for what, names in OPTIONS.items():
-        for name in names:
-            if name not in OPTIONS[options.what] and getattr(options, name) is not None:
-                flag = "TEXT" if name == "text" else f"--{name}"
-                raise InputError(
-                    f"{flag}: an option of `datastore {what}`, not of `datastore {options.what}`"
-                )
+    others = {name for names in OPTIONS.values() for name in names} - {*OPTIONS[options.what]}
+    refuse(options, others, f"not an option of `datastore {options.what}`")
     actions = {
         "build": build_store,
         "merge": merge_parts,
@@ -110,26 +107,39 @@ def build_store(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.milvus_store import build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data import DataConfig, read
-    from polyformer.data.fingerprint import fingerprint
 
-    if options.text is None or options.out is None:
-        missing = "TEXT" if options.text is None else "--out STORE"
-        raise InputError(f"{missing} is missing; see polyformer datastore --help")
+    required(options, "text", "out")
     part, parts = parts_of(options)
-    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
-    rows = read(data, ("text",), data.path)
+    texts, files = source(options)
     reader = open_reader(options.name, options.device)
     reading = reader.reading(options.length, options.context or 0)
-    manifest = manifest_of(reader, reading, tuple(fingerprint(data, ("text",)).get("path", ())), part, parts)
-    texts = (str(dict(row)["text"]) for row in rows)
-    address, folder = Address.of(options.out), part_folder(Path(options.out), part, parts)
+    manifest = manifest_of(reader, reading, files, part, parts)
+    out = str(options.out)
+    address, folder = Address.of(out), part_folder(Path(out), part, parts)
     with model_threads(reader.model):
         if address is None:
             count = build(reader, texts, manifest, folder, report).count
         else:
             count = build_in_milvus(reader, texts, manifest, address, report)
     print(f"{folder if address is None else address}: {count:,} entries")
+
+
+def required(options: DatastoreOptions, *names: str) -> None:
+    """Raise `InputError` for the first of these options that is missing."""
+    for name in names:
+        if getattr(options, name) is None:
+            missing = "TEXT" if name == "text" else f"--{name}"
+            raise InputError(f"{missing} is missing; see polyformer datastore --help")
+
+
+def source(options: DatastoreOptions) -> "tuple[Iterator[str], Text]":
+    """Return the documents of TEXT, and its files."""
+    from polyformer.data import DataConfig, read
+    from polyformer.data.fingerprint import fingerprint
+
+    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
+    texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
+    return texts, tuple(fingerprint(data, ("text",)).get("path", ()))
 
 
 def parts_of(options: DatastoreOptions) -> tuple[int, int]:
@@ -185,23 +195,14 @@ def find_neighbours(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.stores import open_store
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data import DataConfig, read
-    from polyformer.data.fingerprint import fingerprint
 
-    for name in ("text", "datastore", "out"):
-        if getattr(options, name) is None:
-            missing = "TEXT" if name == "text" else f"--{name}"
-            raise InputError(f"{missing} is missing; see polyformer datastore --help")
-    assert options.datastore is not None
-    assert options.out is not None
-    data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
-    texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
-    files = tuple(fingerprint(data, ("text",)).get("path", ()))
+    required(options, "text", "datastore", "out")
+    texts, files = source(options)
     reader = open_reader(options.name, options.device)
-    store = open_store(options.datastore, reader.fingerprints, options.search or "auto")
+    store = open_store(str(options.datastore), reader.fingerprints, options.search or "auto")
     neighbours = 4 if options.neighbours is None else options.neighbours
     with model_threads(reader.model):
-        about = find(reader, texts, files, store, neighbours, Path(options.out), report)
+        about = find(reader, texts, files, store, neighbours, Path(str(options.out)), report)
     print(f"{options.out}: {about.neighbours} neighbours of each of {about.tokens:,} tokens")
 
 

@@ -10,7 +10,7 @@ import keyword
 import re
 import sys
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -66,16 +66,21 @@ def device(default: Device | None = "auto") -> Any:
     return option("device to compute on (default: auto, which is cuda if there is a GPU, else cpu)", default)
 
 
+def settings(pattern: str, title: str, text: str) -> Any:
+    """Declare a field that collects the settings with names of a pattern as a dict; text: for the help."""
+    return dataclasses.field(default_factory=dict, metadata={"settings": pattern, "group": (title, text)})
+
+
 def recipe_settings(example: str) -> Any:
-    """Declare a field that collects --SECTION.NAME VALUE as a dict."""
-    title = "recipe settings", f"--SECTION.NAME VALUE  sets any value of the recipe, for example {example}"
-    return dataclasses.field(default_factory=dict, metadata={"settings": DOTTED, "group": title})
+    """Declare a field that collects --SECTION.NAME VALUE."""
+    text = f"--SECTION.NAME VALUE  sets any value of the recipe, for example {example}"
+    return settings(DOTTED, "recipe settings", text)
 
 
 def model_settings() -> Any:
-    """Declare a field that collects --model.NAME VALUE as a dict, for a command that builds a preset."""
-    title = "preset settings", "--model.NAME VALUE  sets any option, for example --model.attention linformer"
-    return dataclasses.field(default_factory=dict, metadata={"settings": MODEL, "group": title})
+    """Declare a field that collects --model.NAME VALUE, for a command that builds a preset."""
+    text = "--model.NAME VALUE  sets any option, for example --model.attention linformer"
+    return settings(MODEL, "preset settings", text)
 
 
 def preset_overrides(name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -83,12 +88,6 @@ def preset_overrides(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     if settings and Path(name).is_dir():
         raise InputError(f"--{next(iter(settings))}: only presets have settings, and {name} is a saved model")
     return {option.removeprefix("model."): value for option, value in settings.items()}
-
-
-def experiment_settings(command: str) -> Any:
-    """Declare a field that collects --NAME VALUE ... as a dict. command: how the command line starts."""
-    title = "experiment settings", f"--NAME VALUE ...  {command} --help lists them with their defaults"
-    return dataclasses.field(default_factory=dict, metadata={"settings": BARE, "group": title})
 
 
 def imports() -> Any:
@@ -286,17 +285,16 @@ def display_name(field: "dataclasses.Field[Any]") -> str:
     return positional_name(field) if field.metadata["positional"] else flag(field)
 
 
-def flag(field: "dataclasses.Field[Any] | str") -> str:
-    """Return the command-line option of a field or of its name, --name."""
-    name = field if isinstance(field, str) else field.name
-    return "--" + name.rstrip("_").replace("_", "-")
+def flag(field: "dataclasses.Field[Any]") -> str:
+    """Return the command-line option of a field, --name."""
+    return "--" + field.name.rstrip("_").replace("_", "-")
 
 
-def refuse(options: Any, names: Iterable[str], why: str) -> None:
+def refuse(options: Any, names: Collection[str], why: str) -> None:
     """Raise `InputError`, "--name: why", for the first of these options that is set."""
-    for name in names:
-        if getattr(options, name) not in (None, False):
-            raise InputError(f"{flag(name)}: {why}")
+    for field in dataclasses.fields(options):
+        if field.name in names and getattr(options, field.name) not in (None, False):
+            raise InputError(f"{display_name(field)}: {why}")
 
 
 def field_name(key: str) -> str:

@@ -1,8 +1,8 @@
 """The growth of the cost of attention with the length of the text, measured on this machine in seconds."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -10,6 +10,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal
+from polyformer.core.timing import time_interleaved
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 WINDOW, HEADS, HEAD_SIZE = 128, 4, 64
@@ -36,16 +37,10 @@ def measure_growth(lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS) -> 
     times: dict[str, list[float]] = {name: [] for name in patterns}
     for length in lengths:
         q, k, v = torch.randn(3, 1, HEADS, length, HEAD_SIZE, generator=torch.Generator().manual_seed(0))
-        fastest = dict.fromkeys(patterns, float("inf"))
-        for _ in range(
-            1 + repeats
-        ):  # the first run, which initializes what later runs reuse, is never the fastest
-            for name, pattern in patterns.items():
-                start = time.perf_counter()
-                attend(q, k, v, pattern=pattern)
-                fastest[name] = min(fastest[name], 1000 * (time.perf_counter() - start))
-        for name in patterns:
-            times[name].append(fastest[name])
-    scores = {"dense": [n * (n + 1) // 2 for n in lengths]}
-    scores[f"window of {WINDOW}"] = [sum(min(i + 1, WINDOW) for i in range(n)) for n in lengths]
-    return [Growth(name, tuple(lengths), tuple(times[name]), tuple(scores[name])) for name in patterns]
+        calls = {name: partial(attend, q, k, v, pattern=pattern) for name, pattern in patterns.items()}
+        for name, seconds in time_interleaved(calls, repeats).items():
+            times[name].append(1000 * min(seconds))
+    scores = [[sum(min(i + 1, most) for i in range(n)) for n in lengths] for most in (max(lengths), WINDOW)]
+    return [
+        Growth(name, tuple(lengths), tuple(times[name]), tuple(own)) for name, own in zip(patterns, scores)
+    ]
