@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ from polyformer.nn.heads import (
     MaskedConfig,
     PretrainingConfig,
 )
-
-if TYPE_CHECKING:
-    from polyformer.cli.commands.convert import ConvertOptions
 
 WRITES = LanguageModelConfig, AdaptiveSoftmaxConfig
 MASKED = MaskedConfig, PretrainingConfig
@@ -269,9 +266,8 @@ CHARACTERS = 32
 """Characters of the text to read per required token."""
 
 
-def check_evaluation(options: "ConvertOptions", model: Transformer) -> None:
+def check_evaluation(options: Any, model: Transformer) -> None:
     """Raise `InputError` for invalid options of --evaluate before anything is written."""
-    assert options.evaluate is not None
     if not Path(options.evaluate).is_file():
         raise InputError(f"--evaluate: {options.evaluate}: no such file")
     tokenizer = load_tokenizer(options.folder)
@@ -286,7 +282,7 @@ def check_evaluation(options: "ConvertOptions", model: Transformer) -> None:
         )
 
 
-def show_evaluation(options: "ConvertOptions", before: Transformer, after: Transformer) -> None:
+def show_evaluation(options: Any, before: Transformer, after: Transformer) -> None:
     """Print the comparison; exit with status 1 if the quality loss exceeds the tolerance."""
     lengths, tokenizer = _lengths(options, before, after), load_tokenizer(options.folder)
     ids = _ids(options, tokenizer, lengths)
@@ -307,13 +303,13 @@ def show_evaluation(options: "ConvertOptions", before: Transformer, after: Trans
     print(f"quality kept: all changes are within {within}")
 
 
-def _ids(options: "ConvertOptions", tokenizer: Tokenizer, lengths: list[int]) -> list[int]:
+def _ids(options: Any, tokenizer: Tokenizer, lengths: list[int]) -> list[int]:
     """Return the required tokens of the text, or all of them if there are fewer."""
-    with opened(Path(str(options.evaluate))) as file:
+    with opened(Path(options.evaluate)) as file:
         return tokenizer.encode(file.read(CHARACTERS * max(options.tokens, *lengths)))
 
 
-def _lengths(options: "ConvertOptions", *models: Transformer) -> list[int]:
+def _lengths(options: Any, *models: Transformer) -> list[int]:
     """Return the lengths in tokens: --lengths, or the number of positions of each model."""
     if options.lengths is None:
         return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})

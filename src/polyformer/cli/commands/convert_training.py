@@ -1,19 +1,18 @@
 """Training that is part of a conversion: exits fitted in closed form, and a new attention that learns."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
-    from polyformer.cli.commands.convert import ConvertOptions
     from polyformer.models.architectures import Transformer
 
 FIT_LENGTH = 256
 """Tokens per row of the text that exits are fitted to."""
 
 
-def fit(options: "ConvertOptions", model: "Transformer") -> None:
+def fit(options: Any, model: "Transformer") -> None:
     """Fit the exits of `model` to the text --fit in place; print the errors left."""
     from polyformer.applications.exits.fitting import fit_exits, fittable_exits
 
@@ -38,7 +37,7 @@ TRANSFER_LENGTH = 512
 """Tokens per row of the text that a new attention learns from."""
 
 
-def learn_attention(options: "ConvertOptions", old: "Transformer", new: "Transformer") -> "Transformer":
+def learn_attention(options: Any, old: "Transformer", new: "Transformer") -> "Transformer":
     """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
     from polyformer.applications.linearizing import check_tunable, transfer_attention, tune_low_rank
     from polyformer.applications.linearizing.steps import Steps
@@ -68,9 +67,7 @@ def learn_attention(options: "ConvertOptions", old: "Transformer", new: "Transfo
     return new.cpu()
 
 
-def rows_of_text(
-    model: "Transformer", folder: str, text: str | None, length: int, tokens: int
-) -> list[list[int]]:
+def rows_of_text(model: "Transformer", folder: str, text: str, length: int, tokens: int) -> list[list[int]]:
     """Return rows of `length` tokens, at most `tokens` in all, of a text by the tokenizer in `folder`."""
     from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
     from polyformer.data import DataConfig

@@ -7,7 +7,6 @@ from polyformer.cli.commands.options import parse_numbers
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
-    from polyformer.cli.commands.evaluate import EvaluateOptions
     from polyformer.training.recipes import Run
     from polyformer.training.rl.trial import Achieved
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 EPISODES = 20
 
 
-def try_out(run: "Run", model: Any, options: "EvaluateOptions") -> None:
+def try_out(run: "Run", model: Any, options: Any) -> None:
     """Print `evaluate_returns`; skip a run without a known environment unless options require it."""
     config: Any = run.recipe.task
     if options.environment is None and config.environment is None:
