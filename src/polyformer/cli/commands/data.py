@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import argument, option, refuse
+from polyformer.cli.commands.options import argument, option, refuse, set_options
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
 
@@ -107,10 +107,7 @@ def train_vectors(options: DataOptions) -> None:
 
     if options.out is None:
         raise InputError("--out DIR is missing; see polyformer data --help")
-    chosen = {name: getattr(options, name) for name in _VECTORS if name != "out"}
-    settings = VectorSettings.from_dict(
-        {name: value for name, value in chosen.items() if value is not None}, "data vectors"
-    )
+    settings = VectorSettings.from_dict(set_options(options, _VECTORS[1:]), "data vectors")
     reading = Settings(tokenizer="", format=options.format, column=options.column or "text")
     file = Path(options.out) / "vectors.bin"
     vectors, words = train_word_vectors(options.names, file, settings, reading)
@@ -141,32 +138,25 @@ def _settings(options: DataOptions, folder: Path) -> "Settings":
     from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
 
-    given_options = {
-        name: getattr(options, name) for name in ("format", "column", "validation", "shard_tokens")
-    }
-    settings = Settings(
-        tokenizer="", **{name: value for name, value in given_options.items() if value is not None}
-    )
-    training = {name: getattr(options, name) for name in ("algorithm", "vocab_size")}
-    training = {name: value for name, value in training.items() if value is not None}
+    reading = set_options(options, ("format", "column", "validation", "shard_tokens"))
+    settings = Settings(tokenizer="", **reading)
+    training = set_options(options, ("algorithm", "vocab_size"))
     if options.tokenizer != "train" and training:
         flag = next(iter(training)).replace("_", "-")
         raise InputError(f"--{flag}: requires --tokenizer train; {options.tokenizer} is already trained")
+    trained, begun = "", is_prepared(folder)
     if options.tokenizer == "train":
         config = TokenizerConfig.from_dict(training, "--tokenizer train")
         trained = f"{config.algorithm} {config.vocab_size}"
-        if not is_prepared(folder):
+        if not begun:
             Tokenizer.train(config, sample(options.names, settings, SAMPLE)).save(folder / TOKENIZER)
     else:
         name = Path(str(options.tokenizer))
-        trained, source = "", load_tokenizer(name / TOKENIZER if is_prepared(name) else name)
-        if is_prepared(folder):
-            return _with_tokenizer(settings, trained, source.fingerprint)
+        source = load_tokenizer(name / TOKENIZER if is_prepared(name) else name)
+        if begun:
+            return dataclasses.replace(settings, tokenizer=source.fingerprint)
         source.save(folder / TOKENIZER)
-    return _with_tokenizer(settings, trained, load_tokenizer(folder / TOKENIZER).fingerprint)
-
-
-def _with_tokenizer(settings: "Settings", trained: str, fingerprint: str) -> "Settings":
+    fingerprint = load_tokenizer(folder / TOKENIZER).fingerprint
     return dataclasses.replace(settings, trained=trained, tokenizer=fingerprint)
 
 

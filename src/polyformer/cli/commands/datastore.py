@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option, refuse
+from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
 
@@ -172,8 +172,7 @@ def index_store(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.store import open_folder
 
     address, folder = Address.of(options.name), Path(options.name)
-    settings = {name: getattr(options, name) for name in OPTIONS["index"]}
-    config = IndexConfig(**{name: value for name, value in settings.items() if value is not None})
+    config = IndexConfig(**set_options(options, OPTIONS["index"]))
     if address is not None:
         if options.bytes is not None:
             raise InputError("--bytes: only for the index of a folder; a server compares whole keys")

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import preset_overrides, refuse
+from polyformer.cli.commands.options import preset_overrides, refuse, set_options
 from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def open_model(options: Any, name: str) -> Read:
     if loaded.conversion is not None:
         check_images(options)
         return lambda path: reading(loaded.model, image_of(options, loaded, path), loaded.reader, {}, name)
-    chosen = {key: getattr(options, key) for key in ("target", "generate", "segment", "cache")}
-    settings = {key: value for key, value in chosen.items() if value is not None}
+    settings = set_options(options, ("target", "generate", "segment", "cache"))
     return lambda text: reading(loaded.model, required_text(text), loaded.reader, settings, name)
 
 

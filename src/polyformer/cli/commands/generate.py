@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option, refuse
+from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT, NEW_TOKENS
@@ -159,7 +159,7 @@ def run(options: GenerateOptions) -> None:
 
 def settings_of(options: GenerateOptions) -> "dict[str, Any]":
     """Return the generation settings that are set by options."""
-    settings = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
+    settings = set_options(options, SETTINGS)
     if "dola_layers" in settings:
         settings["dola_layers"] = layers_of(settings["dola_layers"])
     if "penalty_alpha" in settings:
@@ -185,8 +185,8 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     # torch's default seed is the same in all processes.
     if config.method == "sample" and config.sampling.seed is None:
         config = replace(config, sampling=replace(config.sampling, seed=shard.agree(secrets.randbits(63))))
-    speculation = {name: getattr(options, name) for name in SPECULATION if getattr(options, name) is not None}
-    config = replace(config, speculation=SpeculationConfig(**speculation), cache=options.cache)
+    speculation = SpeculationConfig(**set_options(options, SPECULATION))
+    config = replace(config, speculation=speculation, cache=options.cache)
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None

@@ -10,7 +10,7 @@ import keyword
 import re
 import sys
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -288,6 +288,12 @@ def display_name(field: "dataclasses.Field[Any]") -> str:
 def flag(field: "dataclasses.Field[Any]") -> str:
     """Return the command-line option of a field, --name."""
     return "--" + field.name.rstrip("_").replace("_", "-")
+
+
+def set_options(options: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these options that are set, by their names."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse(options: Any, names: Collection[str], why: str) -> None:
