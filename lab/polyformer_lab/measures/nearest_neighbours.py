@@ -14,11 +14,12 @@ from polyformer.applications.retrieval.scoring import measured
 from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
-from polyformer.data import DataConfig, read
+from polyformer.data import DataConfig
 from polyformer.data.fingerprint import fingerprint
 from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
+from polyformer_lab.measures.texts import texts_of
 
 
 @preparation
@@ -35,7 +36,7 @@ def datastore(folder: Path, model: str, text: str, characters: int, length: int)
     reader, data, store = open_reader(model), _data(text, "train"), folder / "store"
     files = ({**fingerprint(data, ("text",))["path"][0], "characters": characters},)
     manifest = build_store(
-        reader, beginning(_texts(data), characters), files, reader.reading(length, 0), store
+        reader, beginning(texts_of(data), characters), files, reader.reading(length, 0), store
     )
     if (opened := open_folder(store)).index is None:
         try:
@@ -65,13 +66,13 @@ def nearest_neighbours(
     reader, whole = open_reader(model), open_folder(Path(store))
     entries = max(1, int(share * len(whole.keys)))
     part = FolderStore(whole.folder, whole.manifest, whole.keys[:entries], whole.values[:entries])
-    valid = measured(reader, part, _texts(_data(text, "valid")), tuple(neighbours), tokens=tokens)
+    valid = measured(reader, part, texts_of(_data(text, "valid")), tuple(neighbours), tokens=tokens)
     best = [valid.best(index) for index in range(len(neighbours))]
     if share == 1:
         mixture, _ = min(best, key=lambda each: each[1])
         row: Row = {"validation.none": perplexity(valid.log_p)}
         for name, searched in {"flat": part, **({"index": whole} if whole.index else {})}.items():
-            texts, counts = _texts(_data(text, "test")), (mixture.neighbours,)
+            texts, counts = texts_of(_data(text, "test")), (mixture.neighbours,)
             test = measured(reader, searched, texts, counts, [mixture.temperature], tokens)
             row["test.none"] = perplexity(test.log_p)
             row[f"test.{name}"] = exp(float(test.losses(mixture.weight)))
@@ -111,7 +112,3 @@ def perplexity(log_p: Tensor) -> float:
 
 def _data(folder: str, split: str) -> DataConfig:
     return DataConfig.from_dict(with_data({"path": f"{split}.txt.gz", "streaming": True}, folder))
-
-
-def _texts(data: DataConfig) -> Iterator[str]:
-    return (str(dict(row)["text"]) for row in read(data, ("text",), data.path))

@@ -1,15 +1,14 @@
 """Short texts with the first sentence as summary."""
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyformer.core.files import atomic_write
-from polyformer.data import DataConfig, read
+from polyformer.data import DataConfig
 from polyformer.data.summaries import HEADING
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import preparation
+from polyformer_lab.measures.texts import texts_of, write_lines
 
 END = " . "
 """The end of a sentence in WikiText, which separates full stops from words, except those of abbreviations."""
@@ -34,13 +33,12 @@ def opening_sentences(folder: Path, text: str, words: int, train: int, validatio
     """
     for split, file, most in (("train", "train", train), ("validation", "valid", validation)):
         rows = itertools.islice(_pairs(text, f"{file}.txt.gz", words), most)
-        atomic_write(folder / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_lines(folder, split, rows)
 
 
 def _pairs(text: str, file: str, words: int) -> Iterator[dict[str, str]]:
     data = DataConfig.from_dict(with_data({"path": file, "format": "lines", "streaming": True}, text))
-    for row in read(data, ("text",), data.path):
-        line = str(dict(row)["text"]).strip()
+    for line in map(str.strip, texts_of(data)):
         first, end, rest = line.partition(END)
         if rest and len((first + end).split()) in WORDS and not HEADING.fullmatch(line):
             yield {"source": " ".join(line.split()[:words]), "target": first + end.rstrip()}

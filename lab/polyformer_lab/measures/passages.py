@@ -11,13 +11,14 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.timing import time_once
-from polyformer.data import DataConfig, Tokenizer, read
+from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.compressed_files import opened
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.nn.heads import EmbedConfig
 from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.measures.texts import texts_of
 
 CHAPTER = re.compile(r"^CHAPTER [IVXLC\d]+\.?\s*$", re.MULTILINE)
 
@@ -76,9 +77,7 @@ def embedding(folder: str) -> Transformer:
 def documents_of(file: str) -> list[str]:
     """Return the chapters of a book, or reviews."""
     if ".tsv" in Path(file).suffixes:
-        return [
-            str(dict(row)["text"]) for row in read(DataConfig(format="tsv", header=REVIEWS), ("text",), file)
-        ]
+        return list(texts_of(DataConfig(path=file, format="tsv", header=REVIEWS)))
     with opened(Path(file)) as text:
         return CHAPTER.split(text.read().replace("\r\n", "\n"))[1:]
 

@@ -1,16 +1,13 @@
 """Retrieval of translations by the mean vectors of an encoder."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from polyformer.data import DataConfig, read
-from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks import TextTask
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.probing import features
-from polyformer_lab.measures.translation_directions import SIDES
+from polyformer_lab.measures.translation_directions import first_sentences
 
 
 @measurement("layer")
@@ -29,10 +26,9 @@ def sentence_retrieval(
     """
     fitted = cell.fitted
     assert isinstance(fitted.task, TextTask)
-    files = {"path": f"test_2016_flickr.{{{','.join(languages)}}}.gz"}
-    data = DataConfig.from_dict(with_data(files, folder))
-    rows = [dict(row) for row in itertools.islice(read(data, SIDES, data.path), sentences)]
-    vectors = [features(fitted.task, fitted.model, [str(row[side]) for row in rows]) for side in SIDES]
+    files = f"test_2016_flickr.{{{','.join(languages)}}}.gz"
+    both = first_sentences(folder, files, sentences)
+    vectors = [features(fitted.task, fitted.model, texts) for texts in both]
     losses = {"validation.loss": fitted.scores["validation"]["loss"]}
     for layer, (source, target) in enumerate(zip(*vectors)):
         last = losses if layer == len(vectors[0]) - 1 else {}

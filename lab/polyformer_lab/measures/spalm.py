@@ -16,13 +16,14 @@ from polyformer.applications.retrieval.scoring import STEPS, Targets, batched, s
 from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import windows
 from polyformer.core.labels import IGNORED
-from polyformer.data import DataConfig, read
+from polyformer.data import DataConfig
 from polyformer.data.fingerprint import fingerprint
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModelling
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.nearest_neighbours import build_store, perplexity
+from polyformer_lab.measures.texts import texts_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +137,7 @@ def targets(
 
 def rows_of(file: str) -> Iterator[str]:
     """Yield the texts of a file written by a preparation."""
-    return (str(dict(row)["text"]) for row in read(DataConfig(path=file), ("text",), file))
+    return texts_of(DataConfig(path=file))
 
 
 def files_of(file: str) -> Text:

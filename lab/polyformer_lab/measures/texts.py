@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,11 @@ def articles(folder: Path, text: str, characters: int, held_out: int) -> None:
         files = {"path": f"{name}.txt.gz", "format": "articles", "streaming": True}
         data = DataConfig.from_dict(with_data(files, text))
         left, rows = characters if split == "train" else held_out, list[str]()
-        for row in read(data, ("text",), data.path):
+        for article in texts_of(data):
             if left <= 0:
                 break
-            rows.append(str(dict(row)["text"]))
-            left -= len(rows[-1])
+            rows.append(article)
+            left -= len(article)
         write_rows(folder, split, rows)
 
 
@@ -103,9 +103,19 @@ def pieces(text: str) -> Iterator[str]:
         start = end
 
 
+def texts_of(data: DataConfig) -> Iterator[str]:
+    """Yield the texts of a source lazily."""
+    return (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
+
+
 def write_rows(folder: Path, split: str, rows: Iterable[str]) -> None:
     """Write the documents of a split."""
-    lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+    write_lines(folder, split, ({"text": row} for row in rows))
+
+
+def write_lines(folder: Path, split: str, rows: Iterable[Mapping[str, str]]) -> None:
+    """Write the rows of a split as lines of JSON."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
     atomic_write(folder / f"{split}.jsonl", lines.encode())
 
 

@@ -1,13 +1,12 @@
 """Translation in two directions by one model, with few pairs in one direction."""
 
 import itertools
-import json
 from pathlib import Path
 
-from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, read
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import preparation
+from polyformer_lab.measures.texts import write_lines
 
 SIDES = ("source", "target")
 
@@ -31,13 +30,18 @@ def directions(folder: Path, source: str, rare: int, common: int, held_out: int)
     many = [_marked("de", text, german) for text, german in english[rare:]]
     held = [_marked("en", german, text) for text, german in _pairs(source, "val", held_out)]
     for name, rows in {"rare": few, "both": few + many, "validation": held}.items():
-        atomic_write(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_lines(folder, name, rows)
 
 
-def _pairs(folder: str, split: str, count: int) -> list[tuple[str, str]]:
-    data = DataConfig.from_dict(with_data({"path": f"{split}.{{en,de}}.gz"}, folder))
+def _pairs(folder: str, split: str, count: int) -> list[tuple[str, ...]]:
+    return list(zip(*first_sentences(folder, f"{split}.{{en,de}}.gz", count)))
+
+
+def first_sentences(folder: str, files: str, count: int) -> list[list[str]]:
+    """Return the first sources, and the first targets, of two files in the directory of Multi30k."""
+    data = DataConfig.from_dict(with_data({"path": files}, folder))
     rows = [dict(row) for row in itertools.islice(read(data, SIDES, data.path), count)]
-    return [(str(row["source"]), str(row["target"])) for row in rows]
+    return [[str(row[side]) for row in rows] for side in SIDES]
 
 
 def _marked(language: str, source: str, target: str) -> dict[str, str]:
