@@ -119,6 +119,7 @@ def test_figures(words: tuple[str, ...], name: str, tmp_path: Path, capsys: pyte
         ("position alibi --paths", "--paths: only for `show pattern`"),
         ("pattern Full --paths --length 1025", "length: expected 1 to 1024, got 1025"),
         ("position none", "'none': nothing to draw"),
+        ("pattern Full() --mesh data=2", "--mesh: only for models"),
         ("gpt2 --length 8", "--length: only for `show pattern` and `show position`"),
         ("gpt2 Full", "unexpected 'Full'"),
     ],

@@ -299,7 +299,8 @@ def set_options(options: Any, names: Iterable[str]) -> dict[str, Any]:
 def refuse(options: Any, names: Collection[str], why: str) -> None:
     """Raise `InputError`, "--name: why", for the first of these options that is set."""
     for field in dataclasses.fields(options):
-        if field.name in names and getattr(options, field.name) not in (None, False):
+        value = getattr(options, field.name)
+        if field.name in names and value is not None and value is not False:
             raise InputError(f"{display_name(field)}: {why}")
 
 

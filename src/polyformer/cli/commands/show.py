@@ -6,11 +6,18 @@ training. For a pattern: the keys that each query attends to. For a position sch
 or the input.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.options import argument, model_settings, option, preset_overrides, refuse
+from polyformer.cli.commands.options import (
+    argument,
+    model_settings,
+    option,
+    preset_overrides,
+    refuse,
+    set_options,
+)
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.units import format_bytes
@@ -36,6 +43,9 @@ EXAMPLES = """examples:
   polyformer show position alibi --length 64 --out alibi.png
   polyformer show position "{kind: rope, base: 500}"
 """
+
+MESH = "batch", "accumulate", "precision"
+PICTURE = "length", "heads", "causal", "block", "layer", "paths", "out"
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -84,31 +94,34 @@ class ShowOptions:
 
 def run(options: ShowOptions) -> None:
     """Print or draw the subject."""
-    check(options)
-    if options.mesh is not None and options.subject not in ("pattern", "position"):
-        if options.name is not None:
-            raise InputError(f"unexpected {quote(options.name)}: expected no argument after a model")
-        changes = preset_overrides(options.subject, options.changes)
-        recipe = is_recipe(options.subject)
-        return show_prediction(None if recipe else config_of(options.subject, changes), options)
     if options.subject in ("pattern", "position"):
-        from polyformer.cli.commands.show_pictures import show_pattern, show_position
-
-        for name in options.changes:
-            raise InputError(f"--{name}: only for presets, not for `show {options.subject}`")
-        show = show_pattern if options.subject == "pattern" else show_position
-        return show(options.name, **set_options(options))
+        return show_picture(options)
     if options.name is not None:
         raise InputError(f"unexpected {quote(options.name)}: expected no argument after a model")
-    for name in set_options(options):
-        raise InputError(f"--{name}: only for `show pattern` and `show position`, not for a model")
-    show_model(options.subject, preset_overrides(options.subject, options.changes))
+    if options.mesh is None:
+        refuse(options, MESH, "requires --mesh, for example --mesh data=8,shard=8")
+        refuse(options, PICTURE, "only for `show pattern` and `show position`, not for a model")
+        return show_model(options.subject, preset_overrides(options.subject, options.changes))
+    drawing = set(PICTURE) - {"length"}
+    refuse(options, drawing, "only for `show pattern` and `show position`, not with --mesh")
+    changes = preset_overrides(options.subject, options.changes)
+    recipe = options.subject.endswith((".yaml", ".yml"))
+    show_prediction(None if recipe else config_of(options.subject, changes), options)
 
 
-def set_options(options: ShowOptions) -> dict[str, Any]:
-    """Return the options with other values than the defaults, without `subject`, `name` and `changes`."""
-    values = {field.name: getattr(options, field.name) for field in fields(options)[2:-1]}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+def show_picture(options: ShowOptions) -> None:
+    """Print or draw a pattern or a position scheme."""
+    from polyformer.cli.commands.show_pictures import show_pattern, show_position
+
+    what = f"`show {options.subject}`"
+    for name in options.changes:
+        raise InputError(f"--{name}: only for presets, not for {what}")
+    refuse(options, ("mesh", *MESH), f"only for models, not for {what}")
+    if options.subject == "pattern":
+        return show_pattern(options.name, **set_options(options, PICTURE))
+    own = {"block", "layer", "paths"}
+    refuse(options, own, "only for `show pattern`, not for a position scheme")
+    show_position(options.name, **set_options(options, set(PICTURE) - own))
 
 
 def show_model(name: str, overrides: dict[str, Any]) -> None:
@@ -175,11 +188,6 @@ def costs(rows: "list[Cost]") -> str:
 
 USUAL = 2048
 """Default tokens per text of a model without a limit."""
-
-
-def is_recipe(name: str) -> bool:
-    """Return whether `name` is the file of a recipe."""
-    return name.endswith((".yaml", ".yml"))
 
 
 def show_prediction(config: "AnyConfig | None", options: Any) -> None:
@@ -273,13 +281,3 @@ def report(
     for row, again in zip(prediction.exchanges, prediction.exchanges_again):
         traffic.add_row(row.dimension, row.what, format_bytes(row.sent), format_bytes(again.sent))
     return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
-
-
-def check(options: Any) -> None:
-    """Raise `InputError` for options of --mesh without it, and for options that --mesh does not support."""
-    if options.mesh is None:
-        names = ("batch", "accumulate", "precision")
-        refuse(options, names, "requires --mesh, for example --mesh data=8,shard=8")
-        return
-    names = ("heads", "causal", "block", "layer", "out")
-    refuse(options, names, "only for `show pattern` and `show position`, not with --mesh")

@@ -85,9 +85,6 @@ def show_position(
     length: int = LENGTH,
     heads: int = HEADS,
     causal: bool = False,
-    block: int | None = None,
-    layer: int | None = None,
-    paths: bool | None = None,
     out: str | None = None,
 ) -> None:
     """Print or draw the effect of a position scheme, named by kind or in YAML, on the scores or the input."""
@@ -99,9 +96,6 @@ def show_position(
         raise InputError(
             "NAME is missing: expected a position scheme such as 'alibi'; see `polyformer list position`"
         )
-    for name, value in (("block", block), ("layer", layer), ("paths", paths)):
-        if value is not None:
-            raise InputError(f"--{name}: only for `show pattern`, not for a position scheme")
     path = output_file(out)
     picture = position_picture(PositionConfig.from_dict(as_data(scheme), "position"), length, heads, causal)
     if path:
