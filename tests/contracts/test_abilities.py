@@ -114,6 +114,7 @@ REFUSALS = {
     "lsh": {"supports_recurrence", "supports_context_parallel"},
     "memory_compressed": {"supports_recurrence", "supports_context_parallel"},
     "moba": {"supports_recurrence", "supports_context_parallel"},
+    "nsa": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
     "performer": {"supports_score_bias", "supports_recurrence"},
     "rfa": {"supports_score_bias", "supports_recurrence"},
     "routing": {"supports_recurrence", "supports_context_parallel"},

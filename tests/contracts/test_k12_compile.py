@@ -49,7 +49,7 @@ def assert_one_graph(model: Transformer, batch: dict[str, Tensor]) -> None:
 MASK = (torch.arange(11) < torch.tensor([[11], [7]])).long()
 """Both rows of a case's batch, the second padded."""
 
-EAGER = {"lsh", "moba", "performer", "rfa", "routing", "top_blocks"}
+EAGER = {"lsh", "moba", "nsa", "performer", "rfa", "routing", "top_blocks"}
 """The mechanisms that declare, with a reason, that they cannot be one graph."""
 
 

@@ -59,6 +59,7 @@ OTHERS = {
     "linformer": "its projections are new",
     "lsh": "its keys are its queries",
     "memory_compressed": "its kernels are new",
+    "nsa": "its gates are new",
     "performer": "its features are random",
     "rfa": "its features are random",
     "routing": "its queries and keys have length 1",

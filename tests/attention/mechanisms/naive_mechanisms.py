@@ -304,3 +304,47 @@ def chosen_blocks(
             keys = [j for j in tokens if j // rule.size in seen and allowed[i, j]]
             y[i] = weighted_mean(k[keys] @ q[i] / np.sqrt(q.shape[1]), v[keys])
     return y
+
+
+def nsa(
+    q: Array,
+    group: list[Array],
+    k: Array,
+    v: Array,
+    allowed: Mask,
+    config: Any,
+    weights: tuple[Array, Array],
+    gates: list[Array],
+    documents: list[list[int]],
+    causal: bool,
+) -> Array:
+    """Three gated sums: over means of whole blocks, tokens of near and best blocks, and the last tokens.
+
+    group: the queries [T, D] of all heads that share k, whose softmaxes over the means rank the blocks.
+    weights: of keys and values in the means, [size, D] each. gates: [T] each.
+    """
+    y, size = np.zeros((len(q), v.shape[1])), config.block_size
+    for tokens in documents:
+        blocks = {b: [j for j in tokens if j // size == b] for b in sorted({j // size for j in tokens})}
+        keys, values = (
+            {b: np.mean([w[j % size] * x[j] for j in inside], 0) for b, inside in blocks.items()}
+            for x, w in zip((k, v), weights)
+        )
+        for i in tokens:
+            own = i // size
+            whole = [b for b in blocks if (b + 1) * size <= i + 1 or not causal]
+            terms = [{b: np.exp(keys[b] @ x[i] / np.sqrt(q.shape[1])) for b in whole} for x in group]
+            importance = {b: sum(each[b] / sum(each.values()) for each in terms) for b in whole}
+            near = {b for b in blocks if b == 0 or abs(b - own) < 2}
+            others = [b for b in whole if b not in near]
+            seen = near | set(sorted(others, key=lambda b: -importance[b])[: config.top_k])
+            reads = (
+                [(keys[b], values[b]) for b in whole],
+                [(k[j], v[j]) for j in tokens if j // size in seen and allowed[i, j]],
+                [(k[j], v[j]) for j in tokens if abs(i - j) < config.window and allowed[i, j]],
+            )
+            for gate, pairs in zip(gates, reads):
+                if pairs:
+                    scores = np.array([key for key, _ in pairs]) @ q[i] / np.sqrt(q.shape[1])
+                    y[i] += gate[i] * weighted_mean(scores, np.array([value for _, value in pairs]))
+    return y

@@ -132,6 +132,14 @@ def chosen_blocks(config: Any, head: Head) -> Array:
     return naive.chosen_blocks(*head.qkv, config.ranking(), head.documents, head.causal)
 
 
+def nsa(config: Any, head: Head) -> Array:
+    """Every head has its own keys, and so is a group of its own."""
+    weights = array(head.module.key_weights), array(head.module.value_weights)
+    gates = [1 / (1 + np.exp(-head.gates[name][:, head.number])) for name in config.gate_sizes(1, 1)]
+    own = [head.q], head.k, head.v, head.allowed
+    return naive.nsa(head.q, *own, config, weights, gates, head.documents, head.causal)
+
+
 def routing(config: Any, head: Head) -> Array:
     local = HEADS // 2 if config.local_heads is None else config.local_heads
     if head.number < local:
@@ -229,6 +237,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "lsh": lsh,
     "memory_compressed": memory_compressed,
     "moba": chosen_blocks,
+    "nsa": nsa,
     "performer": performer,
     "retention": recurrence,
     "rfa": rfa,

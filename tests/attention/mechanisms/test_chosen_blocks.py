@@ -2,17 +2,23 @@
 
 import re
 
+import naive_mechanisms as naive
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms import MobaConfig, SoftmaxConfig, TopBlocksConfig
+from polyformer.attention.mechanisms import MobaConfig, NSAConfig, SoftmaxConfig, TopBlocksConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context, positions_from_mask
 
 BATCH, HEADS, GROUPS, WIDTH, LENGTH = 2, 4, 2, 6, 23
-MEMBERS = [TopBlocksConfig(block_size=3, keep=4, local=2), MobaConfig(block_size=4, top_k=3)]
+MEMBERS = [
+    TopBlocksConfig(block_size=3, keep=4, local=2),
+    MobaConfig(block_size=4, top_k=3),
+    NSAConfig(block_size=3, top_k=2, window=4),
+]
 
 
 def heads(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,6 +59,30 @@ def test_padding_and_later_tokens_do_not_change_the_choice(config: MechanismConf
         x[:, :, 14:] = torch.randn_like(x[:, :, 14:]) * 9
     # Later queries change the sizes of products, and so only the last bits.
     assert torch.allclose(mixed(config, inputs, padded())[:, :, :14], y[:, :, :14], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", MEMBERS[1:], ids=lambda config: config.kind)
+def test_grouped_heads_equal_the_public_references(config: MechanismConfig):
+    """Random tensors in float32: `moba_attn_varlen_naive` of MoonshotAI/MoBA, `naive_nsa` of fla-org.
+
+    Both repeat the keys of a group. In MoBA every head ranks blocks itself; in NSA the group ranks them by
+    the sum of its probabilities, and blocks are means.
+    """
+    y = mixed(config, heads(torch.float32), Context(LENGTH, LENGTH, causal=True)).detach()
+    q, k, v = (x.double().numpy() for x in heads(torch.float32))
+    causal, documents = np.tril(np.ones((LENGTH, LENGTH), dtype=bool)), [list(range(LENGTH))]
+    for row, head in np.ndindex(BATCH, HEADS):
+        kv = head // GROUPS
+        pair = k[row, kv], v[row, kv], causal
+        if isinstance(config, NSAConfig):
+            group, ones = list(q[row, kv * GROUPS : (kv + 1) * GROUPS]), np.ones((3, WIDTH))
+            halves = [np.full(LENGTH, 0.5)] * 3
+            rest = config, (ones, ones), halves, documents, True
+            expected = naive.nsa(q[row, head], group, *pair, *rest)
+        else:
+            assert isinstance(config, MobaConfig)
+            expected = naive.chosen_blocks(q[row, head], *pair, config.ranking(), documents, True)
+        np.testing.assert_allclose(y[row, head], expected, rtol=0, atol=1e-5)
 
 
 def test_a_text_of_few_blocks_is_dense():

@@ -24,7 +24,6 @@ from polyformer.attention.mechanisms import (
     SVDConfig,
 )
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
-from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 
@@ -103,7 +102,7 @@ def test_a_mechanism_is_its_equation(config: MechanismConfig, plain: bool):
     module = away_from_initial_values(form.build(HEADS, WIDTH))
     q, k, v = (torch.randn(ROWS, HEADS, LENGTH, WIDTH, dtype=torch.float64) for _ in range(3))
     k = q if config.shares_queries else k
-    sizes = config.gate_sizes(HEADS, WIDTH) if isinstance(config, RecurrenceConfig) else {}
+    sizes = config.gate_sizes(HEADS, WIDTH)
     gates = [torch.randn(ROWS, LENGTH, sum(sizes.values()), dtype=torch.float64)] if sizes else []
     for context in contexts(config):
         y = array(module(q, k, v, context, None, None, *gates)[0])

@@ -4,6 +4,7 @@ from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.chosen_blocks.moba import MobaConfig
+from polyformer.attention.mechanisms.chosen_blocks.nsa import NSAConfig
 from polyformer.attention.mechanisms.chosen_blocks.top_blocks import TopBlocksConfig
 from polyformer.attention.mechanisms.differential import DifferentialConfig
 from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
@@ -41,6 +42,7 @@ __all__ = [
     "MechanismConfig",
     "MemoryCompressedConfig",
     "MobaConfig",
+    "NSAConfig",
     "PerformerConfig",
     "RFAConfig",
     "RetentionConfig",

@@ -130,12 +130,16 @@ class MechanismConfig(Config):
         """Return the module for `num_heads` query heads of size `head_size`."""
         raise NotImplementedError
 
-    def gate_width(self, num_heads: int, head_size: int) -> int:
-        """Return the channels of gates that the layer projects from its input; 0 if there are none.
+    def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
+        """Return the channels of every gate that the layer projects from its input; empty for none."""
+        return {}
 
-        The module's `forward` then takes them as a last argument, [B, T, width].
+    def gate_width(self, num_heads: int, head_size: int) -> int:
+        """Return the channels of all gates.
+
+        If there are any, the module's `forward` takes them as a last argument, [B, T, width].
         """
-        return 0
+        return sum(self.gate_sizes(num_heads, head_size).values())
 
     def for_layer(self, layer: int) -> "MechanismConfig":
         """Return the mechanism of layer `layer` of a stack: the same in all layers by default."""

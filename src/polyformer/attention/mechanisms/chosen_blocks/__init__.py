@@ -4,5 +4,5 @@
 
 Read `choice` first: the blocks of a call and the choice. `base` is the attention: the definition is dense
 attention with the mask of the choice, and the fast form (`gathered`) computes only the chosen pairs. The
-members `moba` and `top_blocks` differ in the blocks that are always near.
+members `moba` and `top_blocks` differ in the blocks that are always near; `nsa` adds two branches.
 """

@@ -11,7 +11,14 @@ from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.attention.mechanisms.base import MechanismBackend, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
-from polyformer.attention.mechanisms.chosen_blocks.choice import BlockTable, Ranking, block_table, choose
+from polyformer.attention.mechanisms.chosen_blocks.choice import (
+    BlockTable,
+    Ranking,
+    best_blocks,
+    block_means,
+    block_scores,
+    block_table,
+)
 from polyformer.attention.mechanisms.chosen_blocks.gathered import gathered_attention
 from polyformer.attention.mechanisms.chosen_blocks.near_blocks import NearBlocks
 from polyformer.core.kv_cache import appended
@@ -56,15 +63,31 @@ class ChosenBlocks(CachedAttention):
         """Return attention over the near and the chosen blocks of all keys, and the next cache."""
         k, v, state = appended(state, k, v)
         rule = self.config.ranking()
-        with without_autocast(q):
+        with without_autocast(q), torch.no_grad():
             table = block_table(context, rule, q.device)
-            chosen = choose(q, k, table, rule.ranked)
+            means = block_means(at_least_float32(k), table)
+            scores = block_scores(at_least_float32(q), means).flatten(1, 2)
+            chosen = best_blocks(scores, table, rule.ranked)
+        return self.over_blocks(q, k, v, context, position, table, chosen), state
+
+    def over_blocks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        position: PositionTerms,
+        table: BlockTable,
+        chosen: Tensor,
+    ) -> Tensor:
+        """Return attention over the near blocks and the blocks `chosen` [B, H, Tq, N]."""
+        rule = self.config.ranking()
         # The meta device has no numbers for a mask: it traces the cost of inference.
         trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) and not q.is_meta
         plain = position is None or position.is_plain
         dense = recording() or trained or not plain or self.config.backend == "definition"
         if dense or (self.training and self.config.dropout):
-            return self._masked(q, k, v, context, position, table, chosen), state
+            return self._masked(q, k, v, context, position, table, chosen)
         with without_autocast(q):
             near, near_lse = attend(
                 q,
@@ -78,7 +101,7 @@ class ChosenBlocks(CachedAttention):
             scale = q.shape[3] ** -0.5 if self.config.scale is None else self.config.scale
             exact_q, exact_k, exact_v = (at_least_float32(x) for x in (q, k, v))
             y, lse = gathered_attention(exact_q, exact_k, exact_v, chosen, table, scale)
-            return join_by_lse([y, near.to(y.dtype)], [lse, near_lse.to(y.dtype)])[0].to(q.dtype), state
+            return join_by_lse([y, near.to(y.dtype)], [lse, near_lse.to(y.dtype)])[0].to(q.dtype)
 
     def _masked(
         self,

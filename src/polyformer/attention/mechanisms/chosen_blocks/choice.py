@@ -33,13 +33,17 @@ class BlockTable:
 
     Args:
         numbers: the block of each key slot, [B or 1, Tk]: rows of `near` and `others`, in order of documents.
+        places: the place of each key slot within its block, [B or 1, Tk].
         near: whether a query always sees a block, [B or 1, Tq, N].
         others: whether a query ranks a block, [B or 1, Tq, N].
+        whole: whether a query may see all tokens of a block, [B or 1, Tq, N].
     """
 
     numbers: Tensor
+    places: Tensor
     near: Tensor
     others: Tensor
+    whole: Tensor
 
 
 def block_table(context: Context, rule: Ranking, device: torch.device) -> BlockTable:
@@ -51,8 +55,9 @@ def block_table(context: Context, rule: Ranking, device: torch.device) -> BlockT
 
 def _block_table(context: Context, rule: Ranking, device: torch.device) -> BlockTable:
     slots = torch.arange(context.kv_len, device=device)
-    key_blocks = _blocks(context.kv_pos, slots, rule.size)
-    query_blocks = _blocks(context.q_pos, slots[: context.q_len] + context.offset, rule.size)
+    keys = _positions(context.kv_pos, slots)
+    queries = _positions(context.q_pos, slots[: context.q_len] + context.offset)
+    key_blocks, query_blocks = (torch.div(x, rule.size, rounding_mode="floor") for x in (keys, queries))
     key_documents, query_documents = (
         torch.zeros_like(blocks) if documents is None else documents
         for blocks, documents in ((key_blocks, context.kv_doc), (query_blocks, context.q_doc))
@@ -75,32 +80,38 @@ def _block_table(context: Context, rule: Ranking, device: torch.device) -> Block
     places = unique % height
     distance = block - places
     near = mine & ((places < rule.first) | (distance.abs() < rule.local))
-    others = mine & ~near
+    others, whole = mine & ~near, mine
     if context.causal:
         near, others = near & (distance >= 0), others & (distance > 0)
-    return BlockTable(numbers, near, others)
+        # The last query of a block sees all of it.
+        whole = mine & (block + (queries % rule.size == rule.size - 1).unsqueeze(-1) > places)
+    return BlockTable(numbers, keys % rule.size, near, others, whole)
 
 
-def _blocks(positions: Tensor | None, slots: Tensor, size: int) -> Tensor:
-    """Return the block of each position [B or 1, T]."""
+def _positions(positions: Tensor | None, slots: Tensor) -> Tensor:
+    """Return positions as [B or 1, T]; by default the slots."""
     places = slots if positions is None else positions.to(slots.device)
-    return torch.div(places if places.dim() == 2 else places[None], size, rounding_mode="floor")
+    return places if places.dim() == 2 else places[None]
+
+
+def block_scores(q: Tensor, summaries: Tensor) -> Tensor:
+    """Return the products of queries q [B, H, Tq, D] and a vector of each block [B, Hkv, N, D].
+
+    The result is [B, Hkv, H / Hkv, Tq, N].
+    """
+    return q.unflatten(1, (summaries.shape[1], -1)) @ summaries.mT.unsqueeze(2)
 
 
 @torch.no_grad()
-def choose(q: Tensor, k: Tensor, table: BlockTable, count: int) -> Tensor:
+def best_blocks(scores: Tensor, table: BlockTable, count: int) -> Tensor:
     """Return whether each query ranks a block among its `count` best others: [B, H, Tq, N] of bool.
 
-    q [B, H, Tq, D], k [B, Hkv, Tk, D]. Equal scores, and blocks that are not finite, are in no fixed order.
+    scores: [B, H, Tq, N]. Equal scores, and scores that are not finite, are in no fixed order.
     """
-    exact = torch.promote_types(q.dtype, torch.float32)
-    if q.is_meta:
+    if scores.is_meta:
         # Any choice costs the same: the first blocks.
         some = table.others & (table.others.cumsum(-1) <= count)
-        return some.unsqueeze(1).expand(q.shape[0], q.shape[1], -1, -1)
-    means = block_means(k.to(exact), table)
-    grouped = q.to(exact).unflatten(1, (k.shape[1], -1))
-    scores = (grouped @ means.mT.unsqueeze(2)).flatten(1, 2)
+        return some.unsqueeze(1).expand(scores.shape[0], scores.shape[1], -1, -1)
     scores = scores.masked_fill(~table.others.unsqueeze(1), -torch.inf)
     best = scores.topk(min(count, scores.shape[3]), dim=-1)
     chosen = torch.zeros_like(scores, dtype=torch.bool)
@@ -110,7 +121,7 @@ def choose(q: Tensor, k: Tensor, table: BlockTable, count: int) -> Tensor:
 def block_means(k: Tensor, table: BlockTable) -> Tensor:
     """Return the mean key of each block [B, Hkv, N, D]; 0 for a block without keys."""
     batch, heads, length, width = k.shape
-    numbers = table.numbers.expand(batch, length)
+    numbers = table.numbers.to(k.device).expand(batch, length)
     count = table.near.shape[2]
     where = numbers[:, None, :, None].expand(k.shape)
     sums = k.new_zeros(batch, heads, count, width).scatter_add_(2, where, k)

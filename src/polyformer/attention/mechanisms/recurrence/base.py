@@ -6,7 +6,7 @@
 
 A decoder scans from the first token to the last. An encoder scans in both directions and adds the outputs;
 the token itself counts once if nothing is erased. Gates are projected from the input of the layer
-(`MechanismConfig.gate_width`).
+(`MechanismConfig.gate_sizes`).
 """
 
 import dataclasses
@@ -58,13 +58,9 @@ class RecurrenceConfig(MechanismConfig):
     output_norm: ClassVar[bool] = True
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
-        """Return the channels of every gate, in the order of the projection."""
+        """See `MechanismConfig.gate_sizes`."""
         sizes = dict.fromkeys(self.gates, num_heads)
         return sizes | ({"output": num_heads * head_size} if self.output_gate else {})
-
-    def gate_width(self, num_heads: int, head_size: int) -> int:
-        """See `MechanismConfig.gate_width`."""
-        return sum(self.gate_sizes(num_heads, head_size).values())
 
 
 @dataclasses.dataclass(frozen=True)
