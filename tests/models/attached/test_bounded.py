@@ -10,18 +10,22 @@ import pytest
 import torch
 import transformers
 from attached_models import BY_NAME, build, of
+from tests.nn.cache.policies import rounded
+from tests.nn.memory.kept_tokens import FIRST, LENGTH, recomputed, same, text
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 import polyformer
 from polyformer import InputError
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence import reach
 from polyformer.models.attached.bounded import BoundedLayer
 from tolerances import Double
 
-FIRST, LENGTH = 2, 5
 SINKS = f"sinks(first={FIRST}, length={LENGTH})"
-POLICIES = ["snapkv(budget=8, window=3, kernel=3)", "h2o(budget=7)"]
+DROPPING = ["snapkv(budget=8, window=3, kernel=3)", "h2o(budget=7)", "expected(budget=8, future=5, sinks=2)"]
+POLICIES = [*DROPPING, "expected(budget=6, sinks=0, int8=true)", "int8"]
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA = {"rope_parameters": YARN, "max_position_embeddings": 64}
 
@@ -43,23 +47,6 @@ def doubled(name: str, **options: Any) -> Iterator[Any]:
         yield build(BY_NAME[name], **options).double()
 
 
-def text(rows: int = 2, length: int = 23) -> Tensor:
-    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(1))
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
-def recomputed(model: Any, ids: Tensor) -> Tensor:
-    """The logits [B, T, V] of `model`, without a memory, from the tokens that are kept at each step."""
-    steps = []
-    for i in range(ids.shape[1]):
-        kept = [j for j in range(i + 1) if j < FIRST or j > i - LENGTH]
-        steps.append(model(ids[:, kept]).logits[:, -1])
-    return torch.stack(steps, 1)
-
-
 def in_chunks(model: Any, ids: Tensor, split: list[int], mask: Tensor | None = None) -> Tensor:
     """The logits of calls with a cache."""
     cache, outputs, seen = DynamicCache(config=model.config), [], 0
@@ -78,7 +65,7 @@ def test_a_layer_computes_each_step_from_the_kept_tokens(name: str):
     """With all channels and a part of them, in halves and in pairs."""
     options = LLAMA if name == "Llama" else {}
     with doubled(name, num_hidden_layers=1, **options) as model:
-        expected = recomputed(model, text())
+        expected = recomputed(lambda ids: model(ids).logits[:, -1], text())
         dense = model(text()).logits
         polyformer.attach(model, memory=SINKS)
         same(model(text(), use_cache=False).logits, expected)
@@ -153,6 +140,62 @@ def test_the_model_is_our_model_with_the_same_rule(name: str, rule: dict[str, An
             output = ours(token.unsqueeze(1), state=output.state)
 
 
+@pytest.mark.parametrize("policy", DROPPING)
+def test_a_policy_is_dense_attention_with_masked_keys(policy: str):
+    """Attention of the same model, in which a mask for each layer and head hides the dropped keys."""
+    ids, mask = text(), torch.ones(2, 23, dtype=torch.long)
+    mask[0, :5] = 0
+    with doubled("Llama", **LLAMA) as model:
+        polyformer.attach(model, cache=policy)
+        cache: Any = DynamicCache(config=model.config)
+        hidden = []
+        prompt = model(ids[:, :18], past_key_values=cache, attention_mask=mask[:, :18]).logits
+        for layer in cache.layers:
+            dropped = torch.ones(2, 2, 23, dtype=torch.bool)
+            hidden.append(
+                dropped.scatter_(-1, layer.state.slots, False).index_fill_(-1, torch.arange(18, 23), False)
+            )
+        step = model(ids[:, 18:19], past_key_values=cache, attention_mask=mask[:, :19]).logits
+        for i, dropped in enumerate(hidden):
+            polyformer.attach(
+                model, lambda b, h, q, k, dropped=dropped: (q < 18) | ~dropped[b, h // 2, k], layers=i
+            )
+        dense = model(ids[:, :19], attention_mask=mask[:, :19]).logits
+        same(torch.cat([prompt, step], 1)[mask[:, :19] > 0], dense[mask[:, :19] > 0])
+        assert not torch.allclose(polyformer.detach(model)(ids[:, :19]).logits[1], dense[1], atol=1e-3)
+
+
+class RoundedLayer(DynamicLayer):
+    """The cache of a layer with rounded keys and values."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return super().update(rounded(key_states), rounded(value_states), *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "DeepseekV3", "GptOss"])
+def test_int8_is_attention_over_rounded_keys_and_values(name: str):
+    """With all positions and scores of a model, a mask of all pairs, and with a pattern."""
+    options = {"layer_types": ["full_attention"] * 2} if name == "GptOss" else {}
+    with doubled(name, **options) as model:
+        model.set_experts_implementation("eager")
+        for pattern in (None, "Window(6)"):
+            polyformer.attach(model, pattern)
+            exact, plain = model(text()).logits, DynamicCache()
+            plain.layers[:] = [RoundedLayer() for _ in range(2)]
+            expected = torch.cat(
+                [model(part, past_key_values=plain).logits for part in text().split(9, 1)], 1
+            )
+            polyformer.attach(model, pattern, cache="int8")
+            same(in_chunks(model, text(), [4, 1, 1, 9, 8]), expected)
+            assert 1e-6 < float((expected - exact).abs().max()) < 0.1 * float(exact.std())
+        pairs = torch.ones(23, 23, dtype=torch.bool).tril()
+        polyformer.attach(model, cache="int8")
+        whole = model(text(), attention_mask=pairs.expand(2, 1, 23, 23)).logits
+        same(in_chunks(model, text(), [4, 1, 1, 9, 8]), whole)
+
+
 @pytest.mark.parametrize("rule", [{"memory": SINKS}, *({"cache": policy} for policy in POLICIES)], ids=str)
 def test_beams_follow_their_own_keys(rule: dict[str, Any]):
     with doubled("Llama") as model:
@@ -186,6 +229,7 @@ def test_memory_does_not_grow():
 
 def held_numbers(layer: BoundedLayer) -> int:
     """The numbers in a layer's buffers of keys and values."""
+    assert isinstance(layer.longer, KeyValueCache)
     tensors = layer.keys, layer.values, layer.longer.keys, layer.longer.values
     buffers = [tensor.untyped_storage() for tensor in tensors if tensor is not None]
     assert layer.keys is not None
@@ -241,7 +285,7 @@ def test_a_saved_model_remembers(rule: dict[str, Any], tmp_path: Path):
 def test_gradients_of_one_pass_are_those_of_the_recomputed_steps():
     model = build(BY_NAME["Llama"], num_hidden_layers=1)
     weight = model.model.layers[0].self_attn.q_proj.weight
-    recomputed(model, text()).square().mean().backward()
+    recomputed(lambda ids: model(ids).logits[:, -1], text()).square().mean().backward()
     expected, weight.grad = weight.grad, None
     polyformer.attach(model, memory=SINKS)(text(), use_cache=False).logits.square().mean().backward()
     torch.testing.assert_close(weight.grad, expected, rtol=1e-4, atol=1e-6)
@@ -270,9 +314,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         {"memory": SINKS, "attention": lambda b, h, q, k: q >= k},
         "memory: expected a pattern with a t",
     ),
-    ("Llama", {"cache": "int8"}, "cache: 'int8' keeps integers"),
-    ("Llama", {"cache": "h2o(int8=true)"}, "cache: 'int8' keeps integers"),
-    ("Llama", {"cache": "expected(budget=8)"}, "cache: 'expected' needs queries before rotation"),
+    (
+        "GPT2",
+        {"cache": "expected(budget=8)"},
+        "cache: expected rotary positions, which GPT2LMHeadModel lacks",
+    ),
     ("Llama", {"cache": "snapkv(budget=32)"}, "budget: expected more keys than the 32 that 'snapkv' always"),
     ("GPT2", {"memory": SINKS}, "memory: expected rotary positions, which GPT2LMHeadModel lacks; convert"),
     ("DeepseekV3", {"memory": SINKS}, "changes its queries by position in another way than a rotation"),

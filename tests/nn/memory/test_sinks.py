@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.nn.memory.kept_tokens import FIRST, LENGTH, VOCAB, recomputed, same, text
 from torch import Tensor
 
 from polyformer.attention.mechanisms import AlternateConfig, LSHConfig, MechanismConfig, SoftmaxConfig
@@ -22,7 +23,6 @@ from polyformer.models.generation.config import BeamConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig, SinksConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
 
-VOCAB, FIRST, LENGTH = 13, 2, 5
 SINKS, NONE, DENSE = SinksConfig(first=FIRST, length=LENGTH), NoMemoryConfig(), SoftmaxConfig()
 YARN = RopeConfig(base=50.0, extension=YarnConfig(factor=4.0, original_max_positions=16))
 T5 = T5BiasConfig(num_buckets=8, max_distance=12)
@@ -50,24 +50,6 @@ def built(
     return model
 
 
-def text(rows: int = 2, length: int = 23) -> Tensor:
-    torch.manual_seed(1)
-    return torch.randint(0, VOCAB, (rows, length))
-
-
-def same(actual: object, expected: object) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-
-
-def recomputed(model: Transformer, ids: Tensor) -> Tensor:
-    """The last output of `model`, without a memory, for the tokens that are kept at each step: [B, T, E]."""
-    steps = []
-    for i in range(ids.shape[1]):
-        kept = [j for j in range(i + 1) if j < FIRST or j > i - LENGTH]
-        steps.append(model(ids[:, kept]).last_hidden_state[:, -1])
-    return torch.stack(steps, 1)
-
-
 def in_chunks(model: Transformer, ids: Tensor, split: list[int], **options: Tensor) -> Tensor:
     state, outputs, start = model.new_state(), [], 0
     for part in ids.split(split, 1):
@@ -89,7 +71,8 @@ def _without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("position", [YARN, T5], ids=["rope", "t5"])
 @pytest.mark.parametrize("split", [[23], [1] * 23, [4, 1, 1, 9, 8]], ids=str)
 def test_a_layer_computes_each_step_from_the_kept_tokens(position: PositionConfig, split: list[int]):
-    expected = recomputed(built(NONE, position), text())
+    dense = built(NONE, position)
+    expected = recomputed(lambda ids: dense(ids).last_hidden_state[:, -1], text())
     same(in_chunks(built(SINKS, position), text(), split), expected)
 
 

@@ -42,7 +42,8 @@ def attach(
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
         memory: "sinks(first=4, length=508)", for decoders with rotary positions: layers attend to the first
             and the latest tokens, with positions counted inside the cache, and `generate` keeps only these.
-        cache: the policy "snapkv(budget=1024)" or "h2o(budget=1024)" of the keys that each head keeps.
+        cache: the policy of the keys that each head keeps, "snapkv(budget=1024)", "h2o" or "expected"; or
+            "int8", which keeps all keys as integers.
 
     Returns:
         The model itself. `save_pretrained` saves patterns and schemes in config.json, but no functions;

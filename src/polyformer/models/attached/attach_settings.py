@@ -20,7 +20,7 @@ from polyformer.models.attached.attention_layers import Layer, attention_layers,
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.layer import NAME, Attached, has_text, remove_attached
 from polyformer.models.attached.rotary import find_rotary
-from polyformer.nn.cache import CachePolicy, DroppingPolicy, ExpectedAttention
+from polyformer.nn.cache import CachePolicy, ExpectedAttention
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig, SinksConfig
 
 # The field of config.json for attachments, a list of calls.
@@ -44,7 +44,7 @@ class AttachSettings:
     position: PositionConfig | None = None
     score_mod: ScoreMod | None = None
     memory: SinksConfig | None = None
-    cache: DroppingPolicy | None = None
+    cache: CachePolicy | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for config.json; a function is only named, since it cannot be saved."""
@@ -98,7 +98,7 @@ def parse_settings(
         position=scheme,
         score_mod=score_mod,
         memory=_parse_memory(memory),
-        cache=_parse_policy(cache),
+        cache=None if cache is None else CachePolicy.from_dict(cache, "cache"),
     )
     _check_bounds(settings)
     return settings
@@ -129,30 +129,12 @@ def _parse_memory(memory: str | dict[str, Any] | MemoryConfig | None) -> SinksCo
     return config
 
 
-def _parse_policy(cache: str | dict[str, Any] | CachePolicy | None) -> DroppingPolicy | None:
-    """Return a policy that needs only the keys and queries of a layer; raises `InputError` for any other."""
-    policy = None if cache is None else CachePolicy.from_dict(cache, "cache")
-    if policy is None:
-        return None
-    if not isinstance(policy, DroppingPolicy) or policy.int8:
-        raise InputError(
-            "cache: 'int8' keeps integers, which a cache of transformers does not hold; use 'snapkv' or "
-            "'h2o' without int8, or convert the model"
-        )
-    if isinstance(policy, ExpectedAttention):
-        raise InputError(
-            "cache: 'expected' needs queries before rotation, which a layer of transformers does not show; "
-            "use 'snapkv' or 'h2o', or convert the model"
-        )
-    return policy
-
-
 def _check_bounds(settings: AttachSettings) -> None:
     """Raise `InputError` for attachments that do not fit a bounded cache."""
-    if settings.memory is None and settings.cache is None:
-        return
     if settings.memory is not None and settings.cache is not None:
         raise InputError("memory and cache: expected one of them, as each bounds the cache; leave one out")
+    if settings.memory is None and (settings.cache is None or not settings.cache.drops_keys):
+        return
     name = "memory" if settings.cache is None else "cache"
     others = {"position": settings.position, "score_mod": settings.score_mod}
     if settings.cache is not None:
@@ -206,12 +188,15 @@ def _bound(model: nn.Module, layer: Layer, call: AttachSettings) -> Bound | None
     rule = call.memory or call.cache
     if rule is None:
         return None
+    bound = Bound(rule)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        name = "cache" if call.memory is None else "memory"
         raise InputError(
-            f"{name}: expected a decoder without an encoder, got {type(model).__name__}; leave out {name}"
+            f"{bound.argument}: expected a decoder without an encoder, got {type(model).__name__}; leave out "
+            f"{bound.argument}"
         )
-    return Bound(rule, None if call.memory is None else find_rotary(model, layer))
+    if isinstance(rule, SinksConfig | ExpectedAttention):
+        bound.rotary = find_rotary(model, layer, bound.argument)
+    return bound
 
 
 def restore(model: Any) -> None:

@@ -22,6 +22,7 @@ from polyformer.models.attached.layer import Attached, attached
 from polyformer.models.attached.mask import Description, Mask, positions_in_documents
 from polyformer.models.attached.mask_functions import combine
 from polyformer.models.attached.mask_tensors import Table, add_bias, split_mask
+from polyformer.nn.cache import CacheCall
 
 # Arguments of a layer that `attend` would ignore, with the reason to refuse them.
 UNSUPPORTED_ARGUMENTS = {
@@ -36,7 +37,8 @@ UNSUPPORTED_ARGUMENTS = {
 class AttentionCall:
     """The attended pairs of one call, and the bias that its mask adds to the scores.
 
-    whole: the context of the whole text, if `bounded`, the layer's cache, has dropped keys.
+    whole: the context of the whole text, if `bounded`, the layer's cache, has dropped keys by the rule
+    `bound`.
     """
 
     context: Context
@@ -44,11 +46,16 @@ class AttentionCall:
     bias: Tensor | None = None
     whole: Context | None = None
     bounded: BoundedLayer | None = None
+    bound: Bound | None = None
 
     def drop_unread(self, q: Tensor, pattern: Pattern | None, scale: float | None) -> None:
         """Drop the keys of a bounded cache that no query after q [B, H, Tq, D] reads."""
-        if self.bounded is not None and self.whole is not None:
-            self.bounded.after(q, self.whole, self.context, pattern, scale)
+        if self.bounded is None or self.bound is None or self.whole is None:
+            return
+        factor = q.shape[3] ** -0.5 if scale is None else scale
+        unrotated = self.bound.rotated(q, self.context, sign=-1)
+        call = CacheCall(q, unrotated, self.bounded.longer, self.context, factor, self.bound.rotated)
+        self.bounded.after(call, self.whole, pattern)
 
 
 def forward(
@@ -87,8 +94,8 @@ def forward(
         query = query.expand(len(key), -1, -1, -1)
     past = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     attachment = attached(module)
-    if attachment is not None and attachment.bound is not None:
-        check_terms(attachment.bound, softcap=softcap, s_aux=s_aux, position_bias=position_bias)
+    if attachment is not None and attachment.dropping is not None:
+        check_terms(attachment.dropping, softcap=softcap, s_aux=s_aux, position_bias=position_bias)
     seen = _describe_call(attention_mask, query, key, past, options, attachment)
     bias = None if position_bias is None else position_bias[..., : key.shape[2]]  # of the existing keys
     mods = [] if softcap is None else [soft_cap(softcap)]
@@ -163,8 +170,8 @@ def _describe_call(
     attachment: Attached | None,
 ) -> AttentionCall:
     """Return the description of a call from a layer's mask."""
-    if attachment is not None and attachment.bound is not None:
-        return _describe_bounded_call(attachment.bound, mask, q, options)
+    if attachment is not None and attachment.dropping is not None:
+        return _describe_bounded_call(attachment.dropping, mask, q, options)
     q_length, kv_length = q.shape[2], k.shape[2]
     if isinstance(mask, Mask):
         description = mask.description.cropped(kv_length)
@@ -189,7 +196,7 @@ def _describe_bounded_call(
     description = described(mask, bound, bounded)
     whole = with_packed_sequences(description.context, options, len(q))
     context = whole if bounded is None else bounded.context(whole, q.device)
-    return AttentionCall(context, description.pattern, whole=whole, bounded=bounded)
+    return AttentionCall(context, description.pattern, whole=whole, bounded=bounded, bound=bound)
 
 
 def _describe_call_in_graph(

@@ -4,6 +4,8 @@
     in the call             the cache returns the keys that it has and the new keys             `update`
     after attention         keys that no later query reads, or that the policy drops, go        `after`
 
+The policy `int8` drops none: `update` keeps the new keys as integers, and the model's masks and scores stay.
+
 The `Cache` itself stays transformers' own, so `generate`, beams and assistants use it as always. For
 transformers a bounded layer has the length of the whole text: masks describe all tokens, and the layer
 selects its keys from them (`context`).
@@ -18,12 +20,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Dynam
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.window import Window
 from polyformer.core.errors import InputError, quote
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.int8_cache import Int8Cache
+from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.layer import NAME, attached, text_of
 from polyformer.models.attached.mask import Description, Mask
-from polyformer.nn.cache import CacheCall, CompressedCache, DroppingPolicy
+from polyformer.nn.cache import CacheCall, CachePolicy, CompressedCache
 from polyformer.nn.memory import SinksConfig
 
 # The name of the bounded layer among the arguments of the attention function.
@@ -31,22 +34,25 @@ BOUNDED = "polyformer_bounded_layer"
 
 
 class BoundedLayer(CacheLayerMixin):
-    """A layer of a `Cache` that keeps the keys that a memory reads, or the keys that a policy chooses."""
+    """A layer of a `Cache` that keeps the keys that a memory reads, or what a policy keeps of the keys.
+
+    keys, values: the buffers of the kept keys, or of their integers.
+    """
 
     supports_early_init = False
 
-    def __init__(self, rule: SinksConfig | DroppingPolicy):
+    def __init__(self, bound: Bound):
         super().__init__()
-        self.rule = rule
-        self.is_croppable = not (isinstance(rule, DroppingPolicy) and rule.after_every_call)
+        self.rule, self.drops_keys = bound.rule, bound.drops_keys
+        self.is_croppable = not (isinstance(self.rule, CachePolicy) and self.rule.after_every_call)
         self.reset()
 
     def reset(self) -> None:
         """Forget all tokens."""
-        cache = KeyValueCache()
-        self.state: KeyValueCache | CompressedCache
-        self.state = CompressedCache(self.rule, cache) if isinstance(self.rule, DroppingPolicy) else cache
-        self.longer = cache
+        state = KeyValueCache() if isinstance(self.rule, SinksConfig) else self.rule.new_state(0)
+        assert isinstance(state, PairCache | CompressedCache)
+        self.state: PairCache | CompressedCache = state
+        self.longer = _pairs(state)
         self.seen = 0
         self.keys = self.values = None
         self.is_initialized = False
@@ -62,8 +68,9 @@ class BoundedLayer(CacheLayerMixin):
         """Return the kept keys and values [B, Hkv, T, D], with the new ones last."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        cache = self._pairs(self.state)
-        keys, values, self.longer = cache.append(key_states, value_states)
+        keys, values, self.longer = _pairs(self.state).append(key_states, value_states)
+        if not self.drops_keys:
+            self._keep(self.longer, self.seen + key_states.shape[2])
         return keys, values
 
     def context(self, context: Context, device: torch.device) -> Context:
@@ -74,37 +81,27 @@ class BoundedLayer(CacheLayerMixin):
         """Return whether a mask describes all tokens of the text."""
         return description.kv_length == self.seen + description.q_length
 
-    def after(
-        self, q: Tensor, whole: Context, context: Context, pattern: Pattern | None, scale: float | None
-    ) -> None:
-        """Drop the keys that later queries do not read.
-
-        q: [B, H, T, D]. whole: the context of the whole text; context: of these keys. scale: of scores.
-        """
+    def after(self, call: CacheCall, whole: Context, pattern: Pattern | None) -> None:
+        """Drop the keys that later queries do not read; whole: the context of the whole text."""
         if isinstance(self.state, CompressedCache):
-            factor = q.shape[3] ** -0.5 if scale is None else scale
-            call = CacheCall(q, q, self.longer, context, factor, _no_rotation)
             self._keep(self.state.after(call), whole.kv_len)
             return
         reach = None if pattern is None else pattern.reach()
         reach = None if reach is None else reach.in_slots(whole)
         kept = self.longer
+        assert isinstance(kept, KeyValueCache)
         if reach is not None:
             kept = kept.last(reach.kept(whole.kv_len), reach.first, reach.last)
         self._keep(kept, whole.kv_len)
 
-    def _keep(self, state: KeyValueCache | CompressedCache, seen: int) -> None:
+    def _keep(self, state: PairCache | CompressedCache, seen: int) -> None:
         """Set the state after `seen` tokens, and forget the buffers before it."""
         self.state, self.seen = state, seen
-        self.longer = self._pairs(state)
-        filled = self.longer.compact()
+        self.longer = _pairs(state)
+        held = self.longer.integers if isinstance(self.longer, Int8Cache) else self.longer
+        assert isinstance(held, KeyValueCache)
+        filled = held.compact()
         self.keys, self.values = filled.keys, filled.values
-
-    def _pairs(self, state: KeyValueCache | CompressedCache) -> KeyValueCache:
-        """Return the keys and values of a state."""
-        cache = state.cache if isinstance(state, CompressedCache) else state
-        assert isinstance(cache, KeyValueCache)
-        return cache
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of all tokens, with `query_length` new tokens, and the first token, 0."""
@@ -180,7 +177,7 @@ def _bounded_layer(cache: Cache, index: int, bound: Bound) -> BoundedLayer | Non
             f"past_key_values: with an attached {bound.argument}, expected a new DynamicCache, got "
             f"{state}; leave out past_key_values and cache_implementation"
         )
-    bounded = BoundedLayer(bound.rule)
+    bounded = BoundedLayer(bound)
     cache.layers[index] = bounded
     return bounded
 
@@ -209,8 +206,8 @@ def described(mask: Tensor | None, bound: Bound, bounded: BoundedLayer | None) -
 def check_terms(bound: Bound, **terms: Tensor | float | None) -> None:
     """Raise `InputError` for terms of a layer's scores that a bounded cache does not know."""
     present = [name for name, term in terms.items() if term is not None]
-    of_policy = isinstance(bound.rule, DroppingPolicy)
-    refused = [name for name in present if of_policy or name == "position_bias"]
+    of_memory = isinstance(bound.rule, SinksConfig)
+    refused = [name for name in present if not of_memory or name == "position_bias"]
     if refused:
         raise InputError(
             f"{bound.argument}: the layer adds {quote(refused[0])} to its scores, which "
@@ -218,5 +215,6 @@ def check_terms(bound: Bound, **terms: Tensor | float | None) -> None:
         )
 
 
-def _no_rotation(q: Tensor, context: Context) -> Tensor:
-    raise InputError("cache: a layer of transformers shows its queries only after rotation; use 'snapkv'")
+def _pairs(state: PairCache | CompressedCache) -> PairCache:
+    """Return the keys and values of a state."""
+    return state.cache if isinstance(state, CompressedCache) else state

@@ -42,6 +42,11 @@ class Attached(nn.Module):
         self.bound = bound
         self.hook: RemovableHandle | None = None  # of the layer, for its bounded cache
 
+    @property
+    def dropping(self) -> Bound | None:
+        """The rule for the layer's cache, if it drops keys."""
+        return self.bound if self.bound is not None and self.bound.drops_keys else None
+
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """Return the scheme's relative terms for the scores of q [B, H, Tq, D] and k [B, H, Tk, D]."""
         return None if self.position is None else self.position.relative(q, k, context, self.site)

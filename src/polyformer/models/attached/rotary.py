@@ -27,7 +27,13 @@ QUERIES_ONLY = "polyformer_queries_only"
 BY_LENGTH = "dynamic", "longrope"
 
 LAYOUTS: tuple[Layout, ...] = ("halves", "pairs")
-FIX = "convert the model (`polyformer convert --memory`), or leave out memory"
+
+
+def refusal(argument: str, reason: str) -> InputError:
+    """Return the error for a layer with positions that a rule for its cache cannot read."""
+    return InputError(
+        f"{argument}: {reason}; convert the model (`polyformer convert`), or leave out {argument}"
+    )
 
 
 class QueriesReadError(Exception):
@@ -45,9 +51,13 @@ def read_queries(module: nn.Module, query: Tensor, *inputs: Any, **options: Any)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rotary:
-    """The rotary module of a layer's model; `layer_type` selects its frequencies if it has several sets."""
+    """The rotary module of a layer's model; `layer_type` selects its frequencies if it has several sets.
+
+    argument: the argument of `attach` that needs it.
+    """
 
     module: nn.Module
+    argument: str
     layer: str
     layer_type: str | None = None
 
@@ -64,8 +74,9 @@ class Rotary:
 
         Raises `InputError` for a layer that does not rotate the first channels of its queries.
         """
-        far = 300  # most channels turn by more than the rounding of half precision
-        first, later = (self._query(layer, position) for position in (0, far))
+        # By 300 positions most channels turn by more than the rounding of half precision.
+        first, later = (self._query(layer, position) for position in (0, 300))
+        far = torch.full((1, 1, 1, 1), 300, device=first.device)
         if torch.equal(first, later):
             return NoPosition()
         # Models compute angles in float32 in every precision.
@@ -74,9 +85,10 @@ class Rotary:
             scheme = RotaryInCache(self, layout)
             if float((scheme.rotated(first, far) - later).norm()) < limit:
                 return scheme
-        raise InputError(
-            f"memory: {self.layer} changes its queries by position in another way than a rotation of their "
-            f"first channels; {FIX}"
+        raise refusal(
+            self.argument,
+            f"{self.layer} changes its queries by position in another way than a rotation of their first "
+            "channels",
         )
 
     @torch.no_grad()
@@ -96,7 +108,7 @@ class Rotary:
             return read.queries
         finally:
             layer.config._attn_implementation = before
-        raise InputError(f"memory: {self.layer} does not use transformers' AttentionInterface; {FIX}")
+        raise refusal(self.argument, f"{self.layer} does not use transformers' AttentionInterface")
 
 
 class RotaryInCache(Position):
@@ -109,11 +121,11 @@ class RotaryInCache(Position):
         self.rotary = rotary
         self.layout: Layout = layout
 
-    def rotated(self, q: Tensor, positions: int) -> Tensor:
-        """Return q [B, H, T, D], rotated by a number of positions."""
+    def rotated(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Return q [B, H, T, D], rotated by numbers of positions [B or 1, 1, T or 1, 1]."""
         theta = self.rotary.frequencies
         pairs = ChannelPairs(self.layout, 2 * len(theta))
-        return pairs.rotate(q, *pairs.cos_sin((positions * theta).view(1, 1, 1, -1), q.dtype))
+        return pairs.rotate(q, *pairs.cos_sin(positions * theta, q.dtype))
 
     def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
         """Return the rotated queries for distant first tokens, as the last entry of `cache`."""
@@ -130,34 +142,35 @@ class RotaryInCache(Position):
         return RotationInCache(pairs, lambda: self.rotary.frequencies, self.cache, key)
 
 
-def find_rotary(model: nn.Module, layer: Layer) -> Rotary:
-    """Return the rotary module of a layer: the nearest in the model's tree.
+def find_rotary(model: nn.Module, layer: Layer, argument: str) -> Rotary:
+    """Return the rotary module of a layer, for an argument of `attach`: the nearest in the model's tree.
 
     Raises `InputError` for a model without rotary positions, with frequencies that depend on the length of
     the text, and for a layer that is not a decoder's.
     """
     if not getattr(layer.module, "is_causal", True):
         raise InputError(
-            f"memory: expected decoder layers, but {layer.name} reads later tokens; name the decoder's "
+            f"{argument}: expected decoder layers, but {layer.name} reads later tokens; name the decoder's "
             "layers by `layers`"
         )
     near = {name: module for name, module in model.named_modules() if _frequency_names(module)}
     if not near:
-        raise InputError(f"memory: expected rotary positions, which {type(model).__name__} lacks; {FIX}")
+        raise refusal(argument, f"expected rotary positions, which {type(model).__name__} lacks")
     module = near[max(near, key=lambda name: _common(name, layer.name))]
     kind = _layer_type(layer.module)
     names = _frequency_names(module)
     by_type = None if "inv_freq" in names else kind
     if by_type is not None and f"{by_type}_inv_freq" not in names:
-        raise InputError(f"memory: the frequencies of {layer.name} are unknown; {FIX}")
+        raise refusal(argument, f"the frequencies of {layer.name} are unknown")
     types = getattr(module, "rope_type", "default")
     rope_type = types.get(by_type) if isinstance(types, dict) else types
     if rope_type in BY_LENGTH:
-        raise InputError(
-            f"memory: rope_type {quote(rope_type)} has frequencies that depend on the length of a text, "
-            f"expected 'default', 'linear', 'yarn' or 'llama3'; set rope_parameters, or {FIX}"
+        raise refusal(
+            argument,
+            f"rope_type {quote(rope_type)} has frequencies that depend on the length of a text, expected "
+            "'default', 'linear', 'yarn' or 'llama3'; set rope_parameters",
         )
-    return Rotary(module, layer.name, by_type)
+    return Rotary(module, argument, layer.name, by_type)
 
 
 def _frequency_names(module: nn.Module) -> list[str]:
