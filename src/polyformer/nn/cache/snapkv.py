@@ -4,7 +4,8 @@
 
 Each key head keeps the last `window` keys, and of the others the `budget - window` keys with the highest s_j,
 summed over the query heads that share it. The pooling over `kernel` neighbours keeps the words around a key
-too. Keys of new tokens are all kept. Li et al. 2024 (SnapKV), section 4.
+too: the prompt attends to the first digit of a number, and only the answer to the others, so half a kernel
+must cover what is copied. Keys of new tokens are all kept. Li et al. 2024 (SnapKV), section 4.
 
 Costs `window` rows of attention weights per layer, once.
 """
@@ -29,7 +30,7 @@ class SnapKV(DroppingPolicy):
     """
 
     window: PositiveInt = 32
-    kernel: Annotated[int, Ge(1)] = 7
+    kernel: Annotated[int, Ge(1)] = 15
     pooling: Literal["mean", "max"] = "mean"
 
     kind: ClassVar[str] = "snapkv"
