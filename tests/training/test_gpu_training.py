@@ -1,6 +1,6 @@
 """Runs on a GPU as a user starts them: mixed precision, compiled steps, optimizers, a kill, torchrun.
 
-Without a GPU a run by torchrun on the CPU stands for all; the runs that are killed there have tests of their own.
+Without a GPU a run by torchrun stands for all: killed runs on a CPU have their own tests.
 """
 
 import json
