@@ -62,6 +62,8 @@ def test_a_needle_is_once_in_its_haystack(name: str, units: int):
     assert len(sample.answers) == task.queries * task.values
     assert all(sample.text.count(answer) == 1 for answer in sample.answers)
     needles = re.findall(r"One of the special magic \w+ for (\S+) is: (\S+)\.", sample.text)
+    if task.haystack != "text" and units:  # the question is never next to its needle
+        assert not any(answer in sample.text.split("\n")[-2] for answer in sample.answers)
     hay = units if task.haystack == "needles" else 0
     assert len(needles) == task.keys * task.values + hay
     assert len({key for key, _ in needles}) == task.keys + hay
@@ -103,7 +105,22 @@ def test_variables_follow_their_chain(chains: int):
         if source in known:
             known.append(name)
     assert tuple(known[1:]) == sample.answers
-    assert "5 variables are assigned" in sample.prefix
+    assert "5 variables are assgined" in sample.prefix  # as in RULER
+
+
+def test_demonstrations_hide_their_answers_as_the_samples_do():
+    noise = r"(?:The grass is green\. .* back again\.\n ?)"
+    chain = r"VAR (\w{3}) = \d{5} .*" + "".join(rf"VAR (\w{{3}}) = VAR \{n}  .*" for n in range(1, 5))
+    text = VariableTracking().demonstration(random.Random(0))
+    shown = re.search(chain, text, re.DOTALL)
+    assert shown
+    assert text.endswith(f"they are:  {' '.join(shown.groups())}\n\n")
+    assert len(re.findall(noise, text)) == 10
+    words = find_task("cwe", 1024, TEXT).demonstration(random.Random(0))
+    counts = Counter(re.findall(r"\d\. ([a-z-]+)", words.split("\nQuestion")[0]))
+    answers = re.findall(r"(\d+)\. ([a-z-]+)", words.split("list are: ")[1])
+    assert [int(number) for number, _ in answers] == list(range(1, 11))
+    assert {word for word, count in counts.items() if count == 3} == {word for _, word in answers}
 
 
 @pytest.mark.parametrize("units", [10, 300, 700])

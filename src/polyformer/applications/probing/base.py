@@ -21,11 +21,6 @@ class Sample:
     answers: tuple[str, ...]
     depth: float | None = None
 
-    @property
-    def solution(self) -> str:
-        """The sample with its answers, as a demonstration."""
-        return f"{self.text}{self.prefix} {', '.join(self.answers)}"
-
 
 class ProbeTask(abc.ABC):
     """A task with a number of units in its text, such as sentences, so that it fills any length.
@@ -49,6 +44,16 @@ class ProbeTask(abc.ABC):
     @abc.abstractmethod
     def sample(self, units: int, draw: random.Random) -> Sample:
         """Return a sample; equal generators give the same question at every number of units."""
+
+    def demonstration(self, draw: random.Random) -> str:
+        """Return a small sample with its answers."""
+        sample = self.sample(self.fewest, draw)
+        return f"{sample.text}{sample.prefix} {', '.join(sample.answers)}"
+
+
+def draw_places(places: int, count: int, draw: random.Random) -> list[int]:
+    """Return `count` uniformly drawn places, different ones if there are enough."""
+    return draw.sample(range(places), count) if count <= places else draw.choices(range(places), k=count)
 
 
 NOISE = (

@@ -4,7 +4,7 @@ Source: Hsieh et al. 2024 (RULER), section 3, with the prompt of its appendix.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from polyformer.applications.probing.base import ProbeTask, Sample
@@ -49,6 +49,13 @@ class CommonWords(ProbeTask):
             f" Answer: The top {self.count} words that appear most often in the list are:",
             tuple(common),
         )
+
+    def demonstration(self, draw: random.Random) -> str:
+        """Return RULER's: fewer occurrences, and numbered answers."""
+        often, units = (3, 10) if self.seldom == 1 else (10, 30)
+        sample = replace(self, often=often).sample(units, draw)
+        answers = " ".join(f"{number}. {word}" for number, word in enumerate(sample.answers, 1))
+        return f"{sample.text}{sample.prefix} {answers}"
 
 
 def _pairs(count: int, common: list[str], draw: random.Random) -> list[str]:

@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The text of a prompt: `shots` solved samples of the smallest size, then the sample.
+    """The text of a prompt: `shots` demonstrations, then the sample.
 
     template: text with `{prompt}`, such as the format of an instruction-tuned model's messages. The beginning
     of the answer follows it.
@@ -45,9 +45,9 @@ class PromptFormat:
 
     def text(self, task: ProbeTask, units: int, key: str) -> tuple[str, Sample]:
         """Return the prompt and the sample of the seed `key`."""
-        shown = [task.sample(task.fewest, random.Random(f"{key}/shot {n}")) for n in range(self.shots)]
+        shown = [task.demonstration(random.Random(f"{key}/shot {n}")) for n in range(self.shots)]
         sample = task.sample(units, random.Random(key))
-        demonstrations = "".join(f"{shot.solution}\n\n" for shot in shown)
+        demonstrations = "".join(f"{shot}\n\n" for shot in shown)
         before, after = self.template.split("{prompt}")
         prefix = sample.prefix.lstrip() if after[-1:].isspace() else sample.prefix
         return f"{before}{demonstrations}{sample.text}{after}{prefix}", sample

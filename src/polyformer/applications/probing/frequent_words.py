@@ -19,7 +19,7 @@ ZETA = math.pi**2 / 6
 
 @dataclass(frozen=True)
 class FrequentWords(ProbeTask):
-    """`vocabulary` words of `letters` letters; the answer is the three after the dots.
+    """`vocabulary` words, the dots among them, of `letters` letters; the answer is the three after the dots.
 
     A unit is a word of the text.
     """
@@ -37,7 +37,7 @@ class FrequentWords(ProbeTask):
     def sample(self, units: int, draw: random.Random) -> Sample:
         """Return a sample."""
         words: dict[str, None] = {}
-        while len(words) < self.vocabulary:
+        while len(words) < self.vocabulary - 1:
             words["".join(draw.choices(string.ascii_lowercase, k=self.letters))] = None
         ranked = [DOTS, *words]
         text = [word for rank, word in enumerate(ranked, 1) for _ in range(int(occurrences(units, rank)))]

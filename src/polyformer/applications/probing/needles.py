@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polyformer.applications.probing.base import NOISE, ProbeTask, Sample
+from polyformer.applications.probing.base import NOISE, ProbeTask, Sample, draw_places
 from polyformer.applications.probing.english_words import ADJECTIVES, NOUNS
 
 Haystack = Literal["noise", "text", "needles"]
@@ -82,7 +82,8 @@ class Needles(ProbeTask):
         if self.haystack == "text":
             start = draw.randrange(len(self.source))
             words = [self.source[(start + i) % len(self.source)] for i in range(units)]
-            return " ".join(_inserted(_sentences(words), needles, draw))
+            sentences = _sentences(words)
+            return " ".join(_inserted(sentences, needles, len(sentences) + 1, draw))
         if self.haystack == "noise":
             lines = [" ".join(NOISE)] * units
         else:
@@ -90,7 +91,8 @@ class Needles(ProbeTask):
                 self._needle(self._new(self.key_kind, seen, draw), self._new(self.value_kind, seen, draw))
                 for _ in range(units)
             ]
-        return "\n".join(_inserted(lines, needles, draw))
+        # RULER has no needle after the last line, where it would be next to the question.
+        return "\n".join(_inserted(lines, needles, max(units, 1), draw))
 
     def _question(self, text: str, asked: list[str], answers: tuple[str, ...], depth: float) -> Sample:
         """Return the sample, in the singular if there is a single answer."""
@@ -119,14 +121,11 @@ def _sentences(words: Sequence[str]) -> list[str]:
     return [" ".join(sentence) for sentence in sentences if sentence]
 
 
-def _inserted(sentences: Sequence[str], needles: Sequence[str], draw: random.Random) -> list[str]:
-    """Return the sentences with the needles at uniformly drawn places, different ones if there are enough."""
-    places = range(len(sentences) + 1)
-    if len(places) >= len(needles):
-        chosen = draw.sample(places, len(needles))
-    else:
-        chosen = draw.choices(places, k=len(needles))
+def _inserted(
+    sentences: Sequence[str], needles: Sequence[str], places: int, draw: random.Random
+) -> list[str]:
+    """Return the sentences with the needles, each before one of the first `places` sentences."""
     result = list(sentences)
-    for place, needle in sorted(zip(chosen, needles), reverse=True):
+    for place, needle in sorted(zip(draw_places(places, len(needles), draw), needles), reverse=True):
         result.insert(place, needle)
     return result

@@ -66,7 +66,7 @@ class ProbeOptions:
         "{prompt}",
         metavar="TEXT",
     )
-    shots: NonNegativeInt = option("solved samples of the smallest size before each prompt (default: 0)", 0)
+    shots: NonNegativeInt = option("small solved samples before each prompt (default: 0)", 0)
     max_new_tokens: PositiveInt | None = option(
         "largest number of tokens of an answer (default: as in RULER, 30 to 128 by task)"
     )
