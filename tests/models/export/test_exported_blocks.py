@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import polyformer
+from polyformer.attention.functional.backends.blocks import QueryBlocks, count_blocks
+from polyformer.attention.patterns import Random
 from polyformer.models.export import ExportedModel, export_model
 from registered import EVERYTHING
 
@@ -51,11 +53,16 @@ def test_a_graph_gives_the_hidden_states_of_padded_texts(pattern: str, tmp_path:
     model, exported = exported_encoder(pattern, tmp_path, "torch")
     assert exported.plans == (PATTERNS.get(pattern, "blocks of 64 with 194 keys"),)
     graph = exported.program.module()
-    for rows, length in (2, 9), (1, 1), (2, 131), (2, 400):
+    for rows, length in (2, 9), (1, 1), (2, 131), (2, 400), (1, 600):
         ids, mask = padded(rows, length)
         expected, hidden = model(ids, mask).last_hidden_state, graph(ids, mask)[-1]
         real = mask.bool()
         torch.testing.assert_close(hidden[real], expected[real], rtol=1e-4, atol=1e-5)
+
+
+def test_every_block_of_the_longest_text_has_links() -> None:
+    needs = Random(1, 8).block_needs()
+    assert len(QueryBlocks.of(needs, 600).links) == count_blocks(600, 8)
 
 
 def test_onnxruntime_gives_the_hidden_states(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class QueryBlocks:
         if needs.links is None:
             size *= max(1, (SMALL if needs.before + needs.after < 512 else LARGE) // size)
         else:
-            rows = needs.links(-(-longest // size))
+            rows = needs.links(count_blocks(longest, size))
             most = max(map(len, rows))
             links = [[*row, *[-1] * (most - len(row))] for row in rows]
         return cls(needs, size, -(-needs.before // size), -(-needs.after // size), links)
@@ -56,6 +56,11 @@ class QueryBlocks:
 
     def __str__(self) -> str:
         return f"blocks of {self.size} with {self.keys} keys"
+
+
+def count_blocks(length: int, size: int) -> int:
+    """Return the number of blocks of a text: two or more, because tracing takes one block as a constant."""
+    return (length + size - 1) // size + 1
 
 
 def choose(request: Request) -> QueryBlocks | str:
@@ -146,8 +151,7 @@ class Text:
     def near_and_linked(self) -> Tensor:
         """Return the output [B, H, T, Dv] of all queries by the groups of their blocks."""
         size, device, length = self.blocks.size, self.q.device, self.request.context.q_len
-        # Tracing takes a single block as a constant, so there are always two or more.
-        count = (length + size - 1) // size + 1
+        count = count_blocks(length, size)
         block = torch.arange(count, device=device)
         groups = [self._near(count)]
         if self.blocks.needs.first + self.blocks.needs.last:
