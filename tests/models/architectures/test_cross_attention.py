@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer import InputError, create_model
+from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.recorded_graph import RecordedGraph
 from polyformer.models.architectures import Transformer
 from polyformer.models.attached.attach_settings import parse_settings
@@ -168,6 +169,20 @@ def test_stated_spans_are_read_in_training_steps_and_beams():
         longer = torch.cat([spans[row : row + 1], spans[row : row + 1, -1:].expand(1, 5, 2)], 1)
         alone = own.generate(source[row : row + 1, padding:], source_spans=longer, **settings).sequences
         assert torch.equal(alone[0], together[row])
+
+
+def test_a_compiled_step_reads_stated_spans(monkeypatch: pytest.MonkeyPatch):
+    prepare_inductor()
+    runs: list[int] = []
+    compiled = RecordedGraph.compiled
+    monkeypatch.setattr(RecordedGraph, "compiled", lambda *inputs: runs.append(1) or compiled(*inputs))
+    own, source = model("SourceSpans()"), texts(2, 11)
+    spans = torch.tensor([[[0, 1], [2, 4], [8, 10]], [[5, 5], [0, 3], [1, 2]]])
+    settings: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6}
+    outputs = own.generate(source, source_spans=spans, **settings).sequences
+    assert torch.equal(own.generate(source, source_spans=spans, compile=True, **settings).sequences, outputs)
+    assert runs
+    assert not torch.equal(own.generate(source, source_spans=spans.flip(0), **settings).sequences, outputs)
 
 
 def test_spans_that_nothing_reads_and_missing_spans_are_errors():
