@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from norm_statistics import fit_statistics
 from torch import Tensor
+from variants import VARIANTS, Family, replaced
 
 from polyformer.attention.mechanisms import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.patterns import Global, Pattern, SourceSpans, Window
+from polyformer.attention.patterns import Pattern, SourceSpans
 from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.positions import (
@@ -34,13 +35,11 @@ from polyformer.nn.depth import DepthConfig
 from polyformer.nn.depth.act import ACTConfig
 from polyformer.nn.depth.exits import ExitsConfig
 from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
-from polyformer.nn.heads import AdaptiveSoftmaxConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
-from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.nn.stack import StackConfig
 from registered import ONE_EXAMPLE, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
-GROUPED = {"num_key_value_heads": 1, "bias": False, "qk_norm": "rms"}
 SIZES = {
     "num_hidden_layers": 2,
     "hidden_size": 24,
@@ -58,8 +57,6 @@ LIMITS = {"num_key_value_heads": HEADS, "bos": 1, "eos": 2, "pad": 0}
 CHOOSING = ACTConfig, ExitsConfig, ExpertsConfig, LSHConfig, RoutingConfig
 """Parts that send a token to one of several places, as computed numbers tell."""
 
-Family = type[Config]
-
 
 def parts(config: Config, listed: bool = True) -> Iterator[Config]:
     """Every configuration in the tree under `config`, itself included; with `listed` those in lists too."""
@@ -69,18 +66,6 @@ def parts(config: Config, listed: bool = True) -> Iterator[Config]:
         for child in value if listed and isinstance(value, tuple) else (value,):
             if isinstance(child, Config):
                 yield from parts(child, listed)
-
-
-def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> Any:
-    """`config` with `function` applied to every part of `family` in its tree."""
-    changes = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, family):
-            changes[field.name] = function(value)
-        elif isinstance(value, Config):
-            changes[field.name] = replaced(value, family, function)
-    return dataclasses.replace(config, **changes)
 
 
 def shrunk(config: ModelConfig, heads: int = HEADS, sizes: dict[str, int] = SIZES) -> ModelConfig:
@@ -289,31 +274,6 @@ def fits(part: Config, shape: str) -> bool:
     if isinstance(part, DepthConfig) and not part.encoder:
         return shape == "decoder"
     return shape == "encoder" or getattr(part, "causal", True)
-
-
-VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
-    "grouped": lambda base: replaced(
-        base, AttentionConfig, lambda config: AttentionConfig.from_dict(config.to_dict() | GROUPED)
-    ),
-    "global": lambda base: replaced(
-        base,
-        AttentionConfig,
-        lambda config: dataclasses.replace(
-            config, mechanism=SoftmaxConfig(pattern=Window(2) | Global(2)), global_projections=True
-        ),
-    ),
-    "embedding": lambda base: replaced(
-        base,
-        EmbeddingConfig,
-        lambda config: EmbeddingConfig(scaled=True, normed=True, type_vocab_size=2, shared=False, tied=False),
-    ),
-    "adaptive": lambda base: dataclasses.replace(
-        base,
-        embedding=EmbeddingConfig(scaled=True, adaptive=AdaptiveConfig(cutoffs=(7, 11), div_val=2)),
-        head=AdaptiveSoftmaxConfig(),
-    ),
-}
-"""Options that belong to no member."""
 
 
 def score(output: ModelOutput, mask: Tensor | None = None) -> Tensor:

@@ -115,6 +115,7 @@ ROLLING = {
     "window": ("greedy", {"attention": "Window(6)", "max_position_embeddings": 400}),
     "global": ("beams", {"attention": "Window(6) | Global(2)", "position": "rope"}),
     "alibi": ("look-up", {"attention": "Window(6)", "position": "alibi"}),
+    "latent": ("beams", {"attention": {"latent": {}, "mechanism": "Window(6)"}, "position": "rope"}),
     "blocks": ("greedy", {"attention": "BlockWindow(4) | Global(1)", "position": "rope"}),
     "mixed": ("look-up", {"attention": MIXED, "position": "rope"}),
     "heads": ("beams", {"attention": "PerHead([Window(6), Window(3)])", "position": "transformer_xl"}),

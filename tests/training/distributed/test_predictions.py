@@ -165,6 +165,7 @@ def test_every_optimizer_is_predicted() -> None:
             "gpt2 --mesh tensor=2 --model.attention softmax(sink=true)",
             "the sinks of softmax attention are not",
         ),
+        ("gpt2 --mesh tensor=2 --model.attention.latent {}", "latent attention is not divided by heads"),
         ("gpt2 --mesh tensor=2 --model.attention.qk_norm rms", "qk_norm is not divided by heads"),
         (
             "gpt2 --mesh context=2 --model.attention lsh",

@@ -92,6 +92,8 @@ def check_decoder(model: Transformer) -> None:
         reason = "a memory or a depth policy decides from step to step"
     elif not stack.mechanism.supports_kv_cache:
         reason = f"the mechanism {quote(stack.mechanism.kind)} has no cache"
+    elif stack.sequence[0].attention.config.latent is not None:
+        reason = "latent attention caches latents instead of keys and values"
     elif not all(map(_has_only_cache, stack.new_states(0))):
         reason = "its layers have another state"
     if reason is not None:

@@ -54,6 +54,7 @@ class BorrowedCache(PolyformerCache):
             model.supports_recurrence
             or reads_source
             or any(layer != LayerState(KeyValueCache()) for layer in layers)
+            or self.decoder.sequence[0].attention.config.latent is not None
         ):
             raise InputError(
                 "past_key_values: the state of this model has more than keys and values; pass the cache "

@@ -1,11 +1,12 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.attention_config import AttentionConfig, LatentConfig
 from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.nn.stack.global_projections import copy_local_projections
+from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import MultiHeadAttention
 from polyformer.nn.stack.stack import Stack, StackConfig
@@ -17,6 +18,8 @@ __all__ = [
     "ConvolutionConfig",
     "Embedding",
     "EmbeddingConfig",
+    "LatentAttention",
+    "LatentConfig",
     "Layer",
     "LayerCall",
     "LayerState",

@@ -6,13 +6,42 @@ from typing import Literal
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.positions import Position, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.ops.norms import NormConfig
+from polyformer.core.ops.norms import NormConfig, RMSNormConfig
 from polyformer.core.ranges import PositiveInt
 from polyformer.nn.stack.global_projections import check_global
 
 PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentConfig(Config):
+    """Sizes of multi-head latent attention, by default as in DeepSeek-V2 for heads of D channels.
+
+    `form`: how queries read the latents; by default the form with fewer products (stack/latent.py).
+    """
+
+    size: PositiveInt | None = None  # of the latent of keys and values; by default 4 D
+    query_size: PositiveInt | None = None  # of the latent of queries; by default queries have none
+    rotary_size: PositiveInt | None = None  # channels of a head that carry positions; by default D / 2
+    value_size: PositiveInt | None = None  # of a head's values; by default D
+    norm: NormConfig = RMSNormConfig(eps=1e-6)  # of the latents
+    form: Literal["auto", "explicit", "absorbed"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.norm.tokenwise:
+            kind = quote(self.norm.kind)
+            raise InputError(f"norm: expected a norm of each token, such as 'rms', got {kind}")
+
+    def widths(self, head_size: int) -> tuple[int, int, int]:
+        """Return the channels of the rotated part, of the latent and of a value, for heads of this width."""
+        return (
+            self.rotary_size or max(head_size // 2, 1),
+            self.size or 4 * head_size,
+            self.value_size or head_size,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +56,7 @@ class AttentionConfig(Config):
     global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
     qk_norm: NormConfig | None = None  # of queries and keys, before positions
     qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
+    latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -46,6 +76,7 @@ class AttentionConfig(Config):
         if self.global_projections:
             check_global(self.mechanism)
         self._check_qk_norm()
+        self._check_latent()
         for name in () if isinstance(self.bias, bool) else self.bias:
             if name not in PROJECTIONS:
                 raise unknown("bias", name, PROJECTIONS)
@@ -63,6 +94,25 @@ class AttentionConfig(Config):
             )
         if self.global_projections:
             raise InputError(f"qk_norm: expected null with global_projections, got {kind}")
+
+    def _check_latent(self) -> None:
+        """Raise `InputError` for options that latent attention does not have."""
+        if self.latent is None:
+            return
+        if not isinstance(self.mechanism, SoftmaxConfig):
+            kind = quote(self.mechanism.kind)
+            raise InputError(f"latent: expected the mechanism 'softmax', got {kind}; set latent to null")
+        if self.kv_heads != self.num_attention_heads:
+            raise InputError(
+                f"num_key_value_heads: every query head has its own projection of the latent, expected "
+                f"{self.num_attention_heads} or null, got {self.kv_heads}"
+            )
+        others = {"qk_norm": self.qk_norm is not None, "global_projections": self.global_projections}
+        for name, present in others.items():
+            if present:
+                raise InputError(f"{name}: latent attention has no such projections; use only one of them")
+        if not isinstance(self.bias, bool) and "value" in self.bias:
+            raise InputError("bias: latent attention has biases of 'query', 'key' and 'output', got 'value'")
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -101,6 +151,11 @@ class AttentionConfig(Config):
             )
         return hidden_size // self.num_attention_heads
 
+    def rotary_width(self, hidden_size: int) -> int:
+        """Return the channels of a head that a position scheme may rotate, its first channels."""
+        width = self.width(hidden_size)
+        return width if self.latent is None else self.latent.widths(width)[0]
+
     def can_skip_queries(self, layer: int) -> bool:
         """Return whether layer `layer` can leave out the queries of tokens that halted."""
         return self.mechanism.for_layer(layer).separate_queries and not self.global_projections
@@ -110,7 +165,24 @@ class AttentionConfig(Config):
 
         pattern: between the two sequences; None for all keys.
         """
-        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), global_projections=False)
+        own = {"global_projections": False, "latent": None}
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), **own)
+
+
+def check_position_terms(position: Position, mechanism: MechanismConfig, latent: bool) -> None:
+    """Raise `InputError` for a position scheme with terms that attention cannot compute.
+
+    latent: whether keys are projections of latents.
+    """
+    if changes_scores(position):
+        mechanism.require("supports_score_bias")
+        if latent and not position.adds_bias:
+            raise InputError(
+                f"latent: {type(position).__name__} positions compute terms of a head's keys, which are not "
+                "kept; use 'rope', or biases by distance such as 'alibi' and 't5'"
+            )
+    if position.rotates_parts:
+        mechanism.require("supports_part_rotations")
 
 
 def _is_attention_config(data: object) -> bool:

@@ -45,7 +45,10 @@ def _reason(stack: "Stack") -> str | None:
     """Return why no policy works for a decoder; None if some do."""
     if stack.memory is not None:
         return "keeps keys of the whole text, but a memory keeps only the last"
-    if not isinstance(stack.mechanism, SoftmaxConfig) or stack.sequence[0].attention.global_attention:
+    attention = stack.sequence[0].attention
+    if attention.config.latent is not None:
+        return "is for keys and values of heads, but latent attention caches one latent for all heads"
+    if not isinstance(stack.mechanism, SoftmaxConfig) or attention.global_attention:
         return "needs softmax attention with one set of projections, which caches keys and values"
     if all(layer.attention.reach() is not None for layer in stack.sequence):
         return "is for dense layers, but every layer has a window, which bounds its cache already"

@@ -16,6 +16,7 @@ from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForwardConfig
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.multihead import MultiHeadAttention
 
 M = TypeVar("M", bound=nn.Module)
@@ -81,7 +82,8 @@ class Layer(nn.Module):
         index: int,
     ):
         super().__init__()
-        self.attention = MultiHeadAttention(hidden_size, attention, index)
+        kind = MultiHeadAttention if attention.latent is None else LatentAttention
+        self.attention = kind(hidden_size, attention, index)
         self.cross_attention = cross and MultiHeadAttention(hidden_size, cross, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
         self.block = block.for_layer(index).build(hidden_size, 2 if cross is None else 3, norm, dropout)

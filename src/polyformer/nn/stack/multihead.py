@@ -36,7 +36,7 @@ from polyformer.nn.stack.global_projections import (
 )
 
 
-def _rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
+def rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
     """Return q and the new keys k rotated by their positions; the keys of a memory come first."""
     past = k.shape[2] - q.shape[2]
     if not past:
@@ -65,18 +65,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
-        # With H query heads and Hkv key heads of width D: W_q [E, H D], W_k and W_v [E, Hkv D], W_o [H D, E].
-        inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
-        self.query = Linear(hidden_size, inner, bias=config.has_bias("query"))
-        # LSH attention uses the queries as keys, and then there is no key projection.
-        shared = config.mechanism.for_layer(layer).shares_queries
-        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
-        self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
-        self.output = Linear(inner, hidden_size, bias=config.has_bias("output"))
-        widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
-        norm = config.qk_norm
-        self.query_norm, self.key_norm = (norm and norm.build(width) for width in widths)
         mechanism = config.mechanism.for_layer(layer)
+        self._add_projections(hidden_size)
         self.global_attention: GlobalAttention | None = None
         if config.global_projections:
             check_global(mechanism)
@@ -95,6 +85,21 @@ class MultiHeadAttention(nn.Module):
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
         gates = mechanism.gate_width(config.num_attention_heads, self.head_size)
         self.gate = Linear(hidden_size, gates, bias=False) if gates else None
+
+    def _add_projections(self, hidden_size: int) -> None:
+        """Add the projections, and the norms of queries and keys."""
+        config = self.config
+        # With H query heads and Hkv key heads of width D: W_q [E, H D], W_k and W_v [E, Hkv D], W_o [H D, E].
+        inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
+        self.query = Linear(hidden_size, inner, bias=config.has_bias("query"))
+        # LSH attention uses the queries as keys, and then there is no key projection.
+        shared = config.mechanism.for_layer(self.layer).shares_queries
+        self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
+        self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
+        self.output = Linear(inner, hidden_size, bias=config.has_bias("output"))
+        widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
+        norm = config.qk_norm
+        self.query_norm, self.key_norm = (norm and norm.build(width) for width in widths)
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with a cache for `reserve` tokens, or None."""
@@ -137,7 +142,7 @@ class MultiHeadAttention(nn.Module):
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
-        q, k = _rotate(q, k, context, position, site)
+        q, k = rotate(q, k, context, position, site)
         terms = BoundPosition(position, site)
         if self.global_attention is None:
             if isinstance(state, CompressedCache):
@@ -156,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         k, v = self.keys_and_values(read)
         # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
-        return self.mechanism.extended(state, _rotate(q, k, context, position, self._site())[1], v)
+        return self.mechanism.extended(state, rotate(q, k, context, position, self._site())[1], v)
 
     def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]
@@ -216,9 +221,9 @@ class MultiHeadAttention(nn.Module):
         assert isinstance(cache, PairCache)
         scale = self.config.mechanism.scale
         scale = self.head_size**-0.5 if scale is None else scale
-        rotate = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
+        turn = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
         mod = None if distances is None else distances.score_mod(q, k, context)
-        return y, state.after(CacheCall(q, unrotated, cache, context, scale, rotate, mod))
+        return y, state.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))
 
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""

@@ -10,7 +10,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.patterns.source_base import check_within_sequence, is_between_sequences
-from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig, changes_scores
+from polyformer.attention.positions import PositionConfig, Shape, SinusoidalConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
@@ -25,7 +25,7 @@ from polyformer.nn.depth import Depth, DepthConfig, DepthInput, FixedConfig, Hal
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
 from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.attention_config import AttentionConfig, check_position_terms
 from polyformer.nn.stack.convolution import Convolution, ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
@@ -161,14 +161,11 @@ class Stack(nn.Module):
             max_positions=max_positions,
             num_layers=config.num_hidden_layers,
             num_heads=config.attention.num_attention_heads,
-            head_size=config.attention.width(hidden_size),
+            head_size=config.attention.rotary_width(hidden_size),
             image=image,
         )
         self.position = config.position.build(shape)
-        if changes_scores(self.position):
-            self.mechanism.require("supports_score_bias")
-        if self.position.rotates_parts:
-            self.mechanism.require("supports_part_rotations")
+        check_position_terms(self.position, self.mechanism, config.attention.latent is not None)
         config.memory.count_positions(self.position)
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:

@@ -120,7 +120,12 @@ class Plan:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return output [B, H, Tq, Dv]."""
         shape, grouped = (*q.shape[:3], v.shape[3]), self.grouped
-        if q.device.type == "cuda" and not self._fits_flash(q, v):
+        cuda = q.device.type == "cuda"
+        flash = cuda and self._fits_flash(q, v)
+        if grouped and not flash and q.shape[2] == 1 and (self.mask is None or self.mask.shape[1] == 1):
+            # A single query per head becomes a query of the key head, so that its keys are read only once.
+            q, grouped = q.unflatten(1, (-1, q.shape[1] // k.shape[1])).flatten(2, 3), False
+        if cuda and not flash:
             q, k, v = self._for_efficient(q, k, v)
             grouped = False
         out = F.scaled_dot_product_attention(
@@ -147,13 +152,10 @@ class Plan:
     def _for_efficient(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs in a form for torch's memory-efficient kernel, else it computes all scores.
 
-        The kernel takes one query head per key head, and widths that are a multiple of 8. A single query per
-        head becomes a query of the key head; otherwise the keys and values are repeated.
+        The kernel takes one query head per key head, and widths that are a multiple of 8.
         """
         groups = q.shape[1] // k.shape[1]
-        if groups > 1 and q.shape[2] == 1 and (self.mask is None or self.mask.shape[1] == 1):
-            q = q.unflatten(1, (-1, groups)).flatten(2, 3)
-        elif groups > 1:
+        if groups > 1:
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
         q, k, v = (F.pad(x, (0, -x.shape[3] % 8)) if x.shape[3] % 8 else x for x in (q, k, v))
         return q, k, v

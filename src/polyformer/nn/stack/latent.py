@@ -1,0 +1,141 @@
+"""Multi-head latent attention: keys and values of all heads are projections of one latent per token.
+
+    [r_j; c_j] = s_j W_c          r_j: part of the keys of all heads; c_j: the latent, normalized
+    k_j^i = [R_j r_j; c_j U^i]    R_j: the rotation of position j (RoPE)
+    v_j^i = c_j V^i
+    q_j^i = [R_j a; b]            [a; b] = x_j W_q^i, or norm(x_j W_a) W_q^i with a latent of queries
+
+This is the explicit form. Only [R_j r_j; c_j] is cached, D_r + D_c numbers per token, and not H (D + D_v). A
+few queries read it without computing keys and values (absorbed form):
+
+    b . (c_j U^i) = (b U^i^T) . c_j          sum_j p_j (c_j V^i) = (sum_j p_j c_j) V^i
+
+They attend to one key head [R_j r_j; c_j] with the values c_j. The mechanism is softmax attention in both
+forms, so patterns, sinks, soft caps, biases by distance and dropout are the same. `_absorbs` compares the
+products of both.
+
+DeepSeek-AI 2024 (DeepSeek-V2), section 2.1; norms of the latents: section 3.1.2. In each head rotated
+channels come first here, and last in the paper.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.positions import BoundPosition, Position
+from polyformer.core.kv_cache import appended
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.quantized_layers import weight_of
+from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
+from polyformer.nn.depth import Active
+from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.global_projections import split_heads
+from polyformer.nn.stack.multihead import MultiHeadAttention, rotate
+
+
+class LatentAttention(MultiHeadAttention):
+    """Latent attention with its projections: x [B, T, E] -> [B, T, E].
+
+    A head's queries have D_r rotated channels and D others. A state is a KV cache of keys [R_j r_j; c_j], as
+    of one head, and of values without channels.
+    """
+
+    def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
+        assert config.latent is not None
+        assert isinstance(config.mechanism, SoftmaxConfig)
+        self.form, self.content = config.latent.form, config.width(hidden_size)
+        self.rotary, self.latent_size, self.value_size = config.latent.widths(self.content)
+        if config.mechanism.scale is None:
+            # By default the mechanism would scale absorbed queries by their own width.
+            scale = (self.rotary + self.content) ** -0.5
+            config = dataclasses.replace(config, mechanism=dataclasses.replace(config.mechanism, scale=scale))
+        super().__init__(hidden_size, config, layer)
+
+    def _add_projections(self, hidden_size: int) -> None:
+        """Add the projections to latents and from latents, and the norms of the latents."""
+        config, heads = self.config, self.config.num_attention_heads
+        assert config.latent is not None
+        self.head_size = self.rotary + self.content
+        width, biased = config.latent.query_size, config.has_bias("query")
+        self.query_latent = None if width is None else Linear(hidden_size, width, bias=biased)
+        self.query_latent_norm = None if width is None else config.latent.norm.build(width)
+        inner = heads * self.head_size
+        self.query = Linear(width or hidden_size, inner, bias=biased and width is None)
+        self.latent = Linear(hidden_size, self.rotary + self.latent_size, bias=config.has_bias("key"))
+        self.latent_norm = config.latent.norm.build(self.latent_size)
+        self.up = Linear(self.latent_size, heads * (self.content + self.value_size), bias=False)
+        self.output = Linear(heads * self.value_size, hidden_size, bias=config.has_bias("output"))
+        self.key = self.query_norm = self.key_norm = None
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        position: Position,
+        state: State | None = None,
+        read: Tensor | None = None,
+        memory: Tensor | None = None,
+        mix: Callable[[Tensor, Tensor], Tensor] | None = None,
+        active: Active | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """Return the same as `MultiHeadAttention.forward`; the next state has the latents of x."""
+        read = x if read is None else read
+        if memory is not None:
+            read = torch.cat([memory.to(read.dtype), read], 1)
+        unrotated, site = self._queries(x, active), self._site()
+        q, latents = rotate(unrotated, self._latents(read), context, position, site)
+        latents, _, new = appended(state, latents, latents[..., :0])
+        y = self._attend(q, latents, context, BoundPosition(position, site))
+        return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
+
+    def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
+        """Return the state that includes tokens [B, T, E] for which no queries are computed."""
+        latents = self._latents(read)
+        latents = rotate(latents, latents, context, position, self._site())[1]
+        return self.mechanism.extended(state, latents, latents[..., :0])
+
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of x [B, T, E], before positions: [B, H, T, D_r + D] and [B, H, T, D_v]."""
+        return self._expanded(self._latents(x))
+
+    def _queries(self, x: Tensor, active: Active | None = None) -> Tensor:
+        """Return the queries [B, H, T, D_r + D] of x [B, T, E], or of its active tokens [1, N, E]."""
+        if self.query_latent is not None and self.query_latent_norm is not None:
+            x = self.query_latent_norm(self.query_latent(x))
+        return super()._queries(x, active)
+
+    def _latents(self, x: Tensor) -> Tensor:
+        """Return [r; c] of x [B, T, E], before positions: [B, 1, T, D_r + D_c]."""
+        shared, latent = self.latent(x).split([self.rotary, self.latent_size], -1)
+        return torch.cat([shared, self.latent_norm(latent)], -1).unsqueeze(1)
+
+    def _expanded(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys [B, H, T, D_r + D] and values [B, H, T, D_v] of latents [B, 1, T, D_r + D_c]."""
+        shared, latent = latents.split([self.rotary, self.latent_size], -1)
+        heads = split_heads(self.up(latent.squeeze(1)), self.content + self.value_size)
+        content, values = heads.split([self.content, self.value_size], -1)
+        return torch.cat([shared.expand(*content.shape[:3], -1), content], -1), values
+
+    def _attend(self, q: Tensor, latents: Tensor, context: Context, terms: BoundPosition) -> Tensor:
+        """Return attention [B, H, Tq, D_v] of rotated queries [B, H, Tq, D_r + D] to all latents."""
+        if not self._absorbs(q.shape[2], latents.shape[2]):
+            keys, values = self._expanded(latents)
+            return self.mechanism(q, keys, values, context, None, terms)[0]
+        up = weight_of(self.up).unflatten(0, (-1, self.content + self.value_size))
+        to_keys, to_values = up.split([self.content, self.value_size], 1)  # [H, D, D_c] and [H, D_v, D_c]
+        q = torch.cat([q[..., : self.rotary], q[..., self.rotary :] @ to_keys], -1)
+        # Values of the width of the keys have fused kernels: the weighted sum of shared keys is cut off.
+        y = self.mechanism(q, latents, latents, context, None, terms)[0]
+        return y[..., self.rotary :] @ to_values.mT
+
+    def _absorbs(self, queries: int, keys: int) -> bool:
+        """Return whether the absorbed form needs fewer products; a graph of all lengths is explicit."""
+        if self.form != "auto" or not isinstance(queries, int) or not isinstance(keys, int):
+            return self.form == "absorbed"
+        expansion = self.latent_size * (self.content + self.value_size)
+        explicit = keys * expansion + queries * keys * (self.head_size + self.value_size)
+        return queries * expansion + queries * keys * 2 * (self.rotary + self.latent_size) < explicit
