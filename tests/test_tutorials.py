@@ -59,6 +59,7 @@ def test_own_attention(tmp_path: Path):
     assert "mechanism 'sigmoid' cannot use a position scheme that changes the scores" in text
 
 
+@nightly
 def test_positions(tmp_path: Path):
     text = printed("positions.py", tmp_path, SEEDS="1")
     shares = {name: int(share) for name, share in re.findall(r"^([\w(=)]+) +(\d+)%", text, re.M)}
