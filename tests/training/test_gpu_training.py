@@ -1,6 +1,6 @@
 """Runs on a GPU as a user starts them: mixed precision, compiled steps, optimizers, a kill, torchrun.
 
-Without a GPU a run by torchrun stands for all: killed runs on a CPU have their own tests.
+Without a GPU only the run by torchrun is tested: killed runs on a CPU have their own tests.
 """
 
 import json

@@ -26,11 +26,13 @@ class _Limited(io.RawIOBase):
         size = raw.seek(0, io.SEEK_END)
         raw.seek(0)
         self.path, self.kind, self.left = path, kind, max(EXPANDED, EXPANSION * size)
-        self.stream: Any = gzip.GzipFile(fileobj=raw)
+        self.stream: Any
         if kind == "zstd":  # by Arrow, a dependency of `datasets`: Python before 3.14 cannot read zstd
             import pyarrow
 
             self.stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), kind)
+        else:
+            self.stream = gzip.GzipFile(fileobj=raw)
 
     def readable(self) -> bool:
         """Return True."""

@@ -320,7 +320,7 @@ def nsa(
 ) -> Array:
     """Three gated sums: over means of whole blocks, tokens of near and best blocks, and the last tokens.
 
-    group: the queries [T, D] of all heads that share k, whose softmaxes over the means rank the blocks.
+    group: the queries [T, D] of all heads that share k; their softmaxes over the means rank the blocks.
     weights: of keys and values in the means, [size, D] each. gates: [T] each.
     """
     y, size = np.zeros((len(q), v.shape[1])), config.block_size

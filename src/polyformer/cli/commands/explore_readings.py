@@ -97,7 +97,7 @@ def by_transformers(options: Any, name: str) -> Loaded:
 def image_of(options: Any, loaded: Loaded, path: str | None) -> "np.ndarray":
     """Return an image [H, W, C]: number --row, from 1, of a data set, or the single image in `path`.
 
-    None stands for the data of the run.
+    By default the data of the run.
     """
     import numpy as np
 
