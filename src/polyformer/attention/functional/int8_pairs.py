@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import is_finite
-from polyformer.attention.functional.request import is_traced, observing, transformed
+from polyformer.attention.functional.request import is_traced, observing, score_scale, transformed
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal, Full, restricted
 from polyformer.core.int8_cache import Int8Pairs
@@ -41,7 +41,7 @@ def attend_to_integers(
     if recording() or observing() or transformed() or (is_traced() and not is_recorded()):
         return None
     wide = pairs.key_scale.dtype
-    q_scaled = q.to(wide) * (q.shape[3] ** -0.5 if scale is None else scale)
+    q_scaled = q.to(wide) * score_scale(scale, q.shape[3])
     q_scaled = _once(q_scaled.squeeze(2).unflatten(1, (pairs.keys.shape[1], -1)))  # [B, Hkv, G, D]
     scores = _key_products(q_scaled, pairs.keys) * pairs.key_scale.mT  # [B, Hkv, G, Tk]
     mask = _mask(restricted(pattern or Full(), context), context, q)

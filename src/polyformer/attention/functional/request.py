@@ -76,6 +76,11 @@ class Request:
         return lambda score, *place: then(first(score, *place), *place)
 
 
+def score_scale(scale: float | None, width: int) -> float:
+    """Return the factor of the products of queries and keys [..., width]: `scale`, or 1 / sqrt(width)."""
+    return 1 / math.sqrt(width) if scale is None else scale
+
+
 def prepare(call: Call, key: Hashable | None = None) -> Request:
     """Return the request of a call; raises `InputError` for invalid arguments."""
     q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, *_ = call
@@ -86,7 +91,7 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
     check(q, k, v, call.dropout)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise InputError(f"scale: expected a finite number, got {scale}")
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    scale = score_scale(scale, q.shape[3])
     by_slot = context is not None  # else the indices of a mask_mod start at 0, as in FlexAttention
     rule = combine_patterns(pattern, mask_mod, layout)
     if context is None:

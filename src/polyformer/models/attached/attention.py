@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.utils import output_capturing
 
 from polyformer.attention.functional.parts import RotatedPart, attend_parts
+from polyformer.attention.functional.request import score_scale
 from polyformer.attention.functional.score_options import attend_with_sink, soft_cap
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
@@ -52,7 +53,7 @@ class AttentionCall:
         """Drop the keys of a bounded cache that no query after q [B, H, Tq, D] reads."""
         if self.bounded is None or self.bound is None or self.whole is None:
             return
-        factor = q.shape[3] ** -0.5 if scale is None else scale
+        factor = score_scale(scale, q.shape[3])
         unrotated = self.bound.rotated(q, self.context, sign=-1)
         call = CacheCall(q, unrotated, self.bounded.longer, self.context, factor, self.bound.rotated)
         self.bounded.after(call, self.whole, pattern)
@@ -147,7 +148,7 @@ def _attached_terms(
     if relative is not None and late:
         # Grouped heads: [B, Hkv, Tk, D] to [B, H, Tk, D].
         keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        factor = q.shape[3] ** -0.5 if scale is None else scale
+        factor = score_scale(scale, q.shape[3])
         relative, mods = None, [broadcasts(relative.score_mod(q, keys, factor, seen.context)), *mods]
     return {"pattern": pattern, "relative": relative, "mods": mods, "parts": parts}
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.kv_cache import KeyValueCache, PairCache
@@ -219,8 +220,7 @@ class MultiHeadAttention(nn.Module):
         kept_terms = terms if distances is None or state.kept is None else distances
         y, cache = self.mechanism(q, k, v, context, state.cache, kept_terms)
         assert isinstance(cache, PairCache)
-        scale = self.config.mechanism.scale
-        scale = self.head_size**-0.5 if scale is None else scale
+        scale = score_scale(self.config.mechanism.scale, self.head_size)
         turn = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
         mod = None if distances is None else distances.score_mod(q, k, context)
         return y, state.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.request import score_scale
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.attention.mechanisms.base import MechanismBackend, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
@@ -98,7 +99,7 @@ class ChosenBlocks(CachedAttention):
                 scale=self.config.scale,
                 return_lse=True,
             )
-            scale = q.shape[3] ** -0.5 if self.config.scale is None else self.config.scale
+            scale = score_scale(self.config.scale, q.shape[3])
             exact_q, exact_k, exact_v = (at_least_float32(x) for x in (q, k, v))
             y, lse = gathered_attention(exact_q, exact_k, exact_v, chosen, table, scale)
             return join_by_lse([y, near.to(y.dtype)], [lse, near_lse.to(y.dtype)])[0].to(q.dtype)

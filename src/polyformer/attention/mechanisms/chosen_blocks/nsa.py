@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms.base import PositionTerms, check_head_size
 from polyformer.attention.mechanisms.chosen_blocks.base import ChosenBlocks, ChosenBlocksConfig
 from polyformer.attention.mechanisms.chosen_blocks.choice import (
@@ -124,7 +125,7 @@ class NativeSparse(ChosenBlocks):
 
     def over_summaries(self, q: Tensor, k: Tensor, v: Tensor, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Return attention to the summaries [B, H, Tq, D], and the importance of blocks [B, Hkv, Tq, N]."""
-        scale = q.shape[3] ** -0.5 if self.config.scale is None else self.config.scale
+        scale = score_scale(self.config.scale, q.shape[3])
         with without_autocast(q):
             keys, values = (
                 block_means(at_least_float32(x) * at_least_float32(weights)[table.places].unsqueeze(1), table)
