@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def builds(checkpoint: Path, text: Path, address: Address, part: int, said: Any,
     torch.set_num_threads(1)
     building.COMMIT_SECONDS = 0.0
     building.BATCH_TOKENS = 256
-    milvus_lease.BEAT, milvus_lease.LEASE, milvus_lease.PAUSE = 0.1, 2.0, 0.2
+    milvus_lease.BEAT, milvus_lease.LEASE, milvus_lease.PAUSE = 0.1, 4.0, 0.2
     milvus_server.CONNECT = 60.0
 
     def report(progress: object) -> None:
@@ -109,7 +110,7 @@ def test_a_killed_builder_holds_it_no_longer(address: Address, checkpoint: Path,
     start = time.monotonic()
     _, said, _ = begin(checkpoint, text, address)
     assert isinstance(last(said), int)
-    assert time.monotonic() - start > 2.0  # it might have been alive
+    assert time.monotonic() - start > 4.0  # it might have been alive
 
 
 def test_a_builder_that_was_away_too_long_counts_nothing_more(address: Address, checkpoint: Path, text: Path):
@@ -121,6 +122,38 @@ def test_a_builder_that_was_away_too_long_counts_nothing_more(address: Address, 
     assert "another process builds it" in last(first_said)
     second_goes_on.set()
     assert isinstance(last(second_said), int)
+
+
+class Suspended(Server):
+    """A server that a builder reaches only after another builder has removed its row."""
+
+    def write(self, row: int, content: dict[str, Any]) -> None:
+        if content["beat"]:
+            time.sleep(2 * milvus_lease.LEASE)
+            self.remove(row)
+        super().write(row, content)
+
+
+def test_a_heartbeat_that_restores_a_removed_row_is_taken_back(
+    address: Address, checkpoint: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(milvus_lease, "BEAT", 0.05)
+    monkeypatch.setattr(milvus_lease, "LEASE", 1.0)
+    server = Suspended(address)
+    server.create_about()
+    lease = Lease(server, manifest(open_reader(checkpoint, "cpu"), text))
+    lease.acquire()
+    thread = threading.Thread(target=lease.beat, daemon=True)
+    thread.start()
+    thread.join(10)
+    lease.ended.set()
+    assert not thread.is_alive()  # the heartbeat came too late
+    assert not server.leases()
+    with pytest.raises(InputError, match="another process builds it"):
+        lease.check()
+    lease.server.write(lease.row, lease.about | {"beat": 0})
+    with pytest.raises(InputError, match="another process builds it"):  # although the row is there
+        lease.check()
 
 
 def test_of_two_different_texts_at_once_one_is_built(

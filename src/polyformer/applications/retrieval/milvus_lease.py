@@ -46,13 +46,16 @@ class Lease:
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "beat": 0,
         }
-        self.ended, self.lost = threading.Event(), False
+        self.ended = threading.Event()
+        self.sure_from = time.monotonic()
+        """When the last heartbeat that surely arrived in time was sent."""
 
     def acquire(self) -> None:
         """Wait until rows of dead builders are removed; raises `InputError` if another builder is alive."""
         seen: dict[int, tuple[dict[str, Any], float]] = {}
         while True:
             self.row = LAST_ROW - 1 - secrets.randbits(48)
+            self.sure_from = time.monotonic()
             self.server.write(self.row, self.about)
             others = self._others()
             if not others:
@@ -77,8 +80,8 @@ class Lease:
             self.server.remove(self.row)
 
     def check(self) -> None:
-        """Raise `InputError` if another process has taken over, so that this process commits nothing more."""
-        if self.lost or self.row not in self.server.leases():
+        """Raise `InputError` if another process may have taken over, so that this process commits nothing."""
+        if self._expired() or self.row not in self.server.leases():
             raise InputError(
                 f"{self.server.address}: another process builds it, for this one gave no sign of life in "
                 f"{LEASE:g} seconds; what it had confirmed is kept"
@@ -86,15 +89,21 @@ class Lease:
 
     def beat(self) -> None:
         """Send heartbeats until `ended`, in a separate thread, because the model may compute for long."""
-        last = time.monotonic()
         while not self.ended.wait(BEAT):
             with contextlib.suppress(InputError):  # the builder's own calls report the error
-                if time.monotonic() - last > LEASE or self.row not in self.server.leases():
-                    self.lost = True
+                sent = time.monotonic()
+                if self._expired() or self.row not in self.server.leases():
                     return
                 self.about = {**self.about, "beat": self.about["beat"] + 1}
                 self.server.write(self.row, self.about)
-                last = time.monotonic()
+                if self._expired():  # suspended during the call, which may have restored a removed row
+                    self.release()
+                    return
+                self.sure_from = sent
+
+    def _expired(self) -> bool:
+        """Whether others may have seen no heartbeat for `LEASE` seconds; never false again once true."""
+        return time.monotonic() - self.sure_from > LEASE
 
     def _others(self) -> dict[int, dict[str, Any]]:
         """Return the rows of builders that exclude this builder."""
