@@ -249,17 +249,19 @@ def prefix(pattern: Any, line: Line, i: int, j: int) -> bool:
     return j <= i or line.position[j] < pattern.tokens
 
 
-@plain("Neighbourhood2D")
-def neighbourhood_2d(pattern: Any, line: Line, i: int, j: int) -> bool:
-    """The query's square, moved along each axis by as much as it sticks out of the image."""
-    seen = []
+@plain("Neighbourhood")
+def neighbourhood(pattern: Any, line: Line, i: int, j: int) -> bool:
+    """The query's neighbourhood, moved along each side by as much as it sticks out of the image."""
     query = line.position[i]
     key = query - (i - j)
-    for size, own, other in (
-        (pattern.shape[0], query // pattern.shape[1], key // pattern.shape[1]),
-        (pattern.shape[1], query % pattern.shape[1], key % pattern.shape[1]),
-    ):
-        square = [own + step for step in range(-(pattern.kernel // 2), pattern.kernel // 2 + 1)]
-        out = min(square[0], 0) + max(square[-1] - size + 1, 0)
-        seen.append(other in [place - out for place in square])
-    return all(seen) and key >= 0
+    if key < 0:
+        return False
+    for side, size in enumerate(pattern.shape):
+        inner = math.prod(pattern.shape[side + 1 :])
+        own, other = query // inner, key // inner
+        window = [own + step for step in range(-(pattern.kernel // 2), pattern.kernel // 2 + 1)]
+        out = min(window[0], 0) + max(window[-1] - size + 1, 0)
+        if other not in [place - out for place in window]:
+            return False
+        query, key = query % inner, key % inner
+    return True

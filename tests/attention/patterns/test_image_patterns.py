@@ -9,7 +9,7 @@ from torch import Tensor
 from pairwise import pairwise
 from polyformer import InputError
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.patterns import Local1D, Local2D, Neighbourhood2D, Pattern
+from polyformer.attention.patterns import Local1D, Local2D, Neighbourhood, Pattern
 from polyformer.attention.patterns.layout import count
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
@@ -223,8 +223,8 @@ def test_an_image_of_another_size_is_refused():
         (lambda: Local2D((4, 4), (2, 2), (1, 1)), "Local2D: memory: expected 3 whole numbers of 0 or more"),
         (lambda: Local2D((4, 4), (2, 2), (1, 1, -1)), "Local2D: memory"),
         (lambda: Local2D(16, (2, 2), (1, 1, 1)), "Local2D: shape: .* got 16"),
-        (lambda: Neighbourhood2D((4, 3), 2), "Neighbourhood2D: kernel: expected an odd number of at most 3"),
-        (lambda: Neighbourhood2D((4, 3), 5), "Neighbourhood2D: kernel: .* got 5"),
+        (lambda: Neighbourhood((4, 3), 2), "Neighbourhood: kernel: expected an odd number of at most 3"),
+        (lambda: Neighbourhood((4, 3), 5), "Neighbourhood: kernel: .* got 5"),
     ],
 )
 def test_sizes_are_checked(make, message: str):

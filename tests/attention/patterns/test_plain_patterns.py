@@ -16,7 +16,7 @@ from polyformer.attention.patterns import (
     GlobalEnd,
     Links,
     Local2D,
-    Neighbourhood2D,
+    Neighbourhood,
     Pattern,
     Whole,
     Window,
@@ -40,7 +40,8 @@ MORE: list[Pattern] = [
     Links(2, ((1,), (0, 4), (2, 3))),
     Blockwise(2, (2, 0, 1), shift=1),
     Local2D((9, 3, 2), (2, 1), (1, 1, 1)),
-    Neighbourhood2D((6, 5), 3),
+    Neighbourhood((6, 5), 3),
+    Neighbourhood((3, 4, 4), 3),
     Window(2) & Global(3) | Window(0, 4),
     Without(Causal(), Window(2)),
 ]

@@ -10,7 +10,7 @@ from polyformer.attention.patterns.etc import ETC
 from polyformer.attention.patterns.fixed import Fixed, Summary
 from polyformer.attention.patterns.global_end import GlobalEnd
 from polyformer.attention.patterns.global_tokens import Global
-from polyformer.attention.patterns.image_blocks import Local1D, Local2D, Neighbourhood2D
+from polyformer.attention.patterns.image_blocks import Local1D, Local2D, Neighbourhood
 from polyformer.attention.patterns.implied import Causal, Documents, Full, Padding
 from polyformer.attention.patterns.links import Links
 from polyformer.attention.patterns.marked import Marked
@@ -41,7 +41,7 @@ __all__ = [
     "Local1D",
     "Local2D",
     "Marked",
-    "Neighbourhood2D",
+    "Neighbourhood",
     "Or",
     "Padding",
     "Pattern",

@@ -217,66 +217,77 @@ class Local2D(_LocalBlocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbourhood2D(_LocalBlocks):
-    """Neighbourhood attention: each pixel sees the `kernel` x `kernel` pixels around it.
+class Neighbourhood(_LocalBlocks):
+    """Neighbourhood attention: each place of an image or a video sees the places around it.
 
-    Near an edge the square is moved into the image, so that every pixel sees equally many.
+    These are `kernel` places along every side. Near an edge the neighbourhood is moved inside, so that all
+    places see equally many.
 
-    `shape`: (height, width). `kernel`: odd, and at most the height and the width. A shorter sequence is the
-    beginning of an image.
+    `shape`: (height, width) or (frames, height, width). `kernel`: odd, and at most the smallest side. A
+    shorter sequence is the beginning of an image.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     kernel: PositiveInt
 
     paper: ClassVar[str] = "Hassani et al. 2023 (NAT), section 3.1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_numbers(self, "shape", (2,), 1)
+        _check_numbers(self, "shape", (2, 3), 1)
         if self.kernel % 2 == 0 or self.kernel > min(self.shape):
             raise InputError(
-                f"Neighbourhood2D: kernel: expected an odd number of at most {min(self.shape)}, the smaller "
-                f"side of the image, got {self.kernel}"
+                f"Neighbourhood: kernel: expected an odd number of at most {min(self.shape)}, the smallest "
+                f"side of the shape, got {self.kernel}"
             )
 
     def check(self, context: Context) -> None:
-        """Raise `InputError` for an image of another shape, or more tokens than pixels plus a start token."""
+        """Raise `InputError` for an image of another shape, or more tokens than places plus a start token."""
         _check_shape(self, self.shape, context)
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether the pixel `key` is in the square of the pixel `query`."""
-        (height, width), half = self.shape, self.kernel // 2
-        top = (query // width - half).clamp(0, height - self.kernel)
-        left = (query % width - half).clamp(0, width - self.kernel)
-        row, column = key // width - top, key % width - left
-        return (row >= 0) & (row < self.kernel) & (column >= 0) & (column < self.kernel)
+        """Return whether the place `key` is in the neighbourhood of the place `query` along every side."""
+        seen = key >= 0
+        for size in reversed(self.shape[1:]):
+            seen = seen & self._near(query % size, key % size, size)
+            query, key = query // size, key // size
+        return seen & self._near(query, key, self.shape[0])
+
+    def _near(self, query: Tensor, key: Tensor, size: int) -> Tensor:
+        start = (query - self.kernel // 2).clamp(0, size - self.kernel)
+        return (key >= start) & (key < start + self.kernel)
 
     def visible_places(self, first: int, stop: int) -> Keys:
-        """Return, for each row of the image, the squares that its columns need."""
-        width, some, full = self.shape[1], [], None
-        for row in range(first // width, (stop - 1) // width + 1):
-            begin, end = max(first - row * width, 0), min(stop - row * width, width) - 1
-            rows = self._square(row, self.shape[0])
-            left, right = self._square(begin, width), self._square(end, width)
-            some += [(y * width + left.start, y * width + right.stop) for y in rows]
-            shared = tuple(
-                (y * width + a, y * width + b) for y in rows for a, b in clip(right.start, left.stop, width)
-            )
+        """Return the places that queries at first <= place < stop need."""
+        return self._keys(self.shape, first, stop)
+
+    def _keys(self, shape: tuple[int, ...], first: int, stop: int) -> Keys:
+        """Return the places that a run of places needs, in an image with these sides."""
+        size, *inner = shape
+        if not inner:
+            left, right = self._window(first, size), self._window(stop - 1, size)
+            return Keys(((left.start, right.stop),), clip(right.start, left.stop, size))
+        line, some, full = math.prod(inner), [], None
+        for row in range(first // line, (stop - 1) // line + 1):
+            keys = self._keys(tuple(inner), max(first - row * line, 0), min(stop - row * line, line))
+            begins = [y * line for y in self._window(row, size)]
+            some += [(begin + a, begin + b) for begin in begins for a, b in keys.some]
+            shared = tuple((begin + a, begin + b) for begin in begins for a, b in keys.full)
+            # Only keys that the queries of all rows see need no mask.
             full = shared if full is None else intersect(full, shared)
         return Keys(unite(some), full or ())
 
-    def _square(self, place: int, size: int) -> range:
-        """Return the rows or columns of the square of a pixel in this row or column."""
+    def _window(self, place: int, size: int) -> range:
+        """Return the neighbourhood of a place along a side of this size."""
         start = min(max(place - self.kernel // 2, 0), size - self.kernel)
         return range(start, start + self.kernel)
 
     @classmethod
-    def examples(cls) -> tuple["Neighbourhood2D", ...]:
-        return cls((1700, 5), 3), cls((1200, 7), 5)
+    def examples(cls) -> tuple["Neighbourhood", ...]:
+        return cls((1700, 5), 3), cls((300, 5, 7), 3)
 
     @classmethod
-    def picture(cls) -> tuple["Neighbourhood2D", Context]:
+    def picture(cls) -> tuple["Neighbourhood", Context]:
         """Return an image of 8 x 8."""
         return cls((8, 8), 3), Context(64, 64)
 
