@@ -104,6 +104,7 @@ def test_presets_are_read_by_transformers(preset: str, tmp_path: Path):
     ("options", "message"),
     [
         ({"class_token": False, "pooling": "mean"}, "class_token: False instead of True"),
+        ({"registers": 2}, "registers: 2 instead of 0"),
         ({"attention": "Window(2)"}, "encoder.attention.mechanism.pattern"),
         ({"position": "rope"}, "encoder.position"),
     ],

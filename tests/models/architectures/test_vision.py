@@ -68,12 +68,22 @@ def test_the_first_token_is_classified_after_the_final_norm():
     assert network.grid == (3, 2)
 
 
-@pytest.mark.parametrize("class_token", [True, False])
-def test_the_mean_is_of_the_patches(class_token: bool):
-    network = model(pooling="mean", class_token=class_token)
+@pytest.mark.parametrize("options", [{}, {"class_token": False}, {"registers": 2}])
+def test_the_mean_is_of_the_patches(options: dict[str, Any]):
+    network = model(pooling="mean", **options)
     output = network(images())
     mean = output.last_hidden_state[:, -6:].mean(1)
     torch.testing.assert_close(output.logits, network.head.output(mean))
+
+
+def test_registers_follow_the_class_token():
+    network = model(registers=2, distillation_token=True)
+    output = network(images(), output_hidden_states=True)
+    assert output.hidden_states is not None
+    tokens = [network.class_token, network.distillation_token, network.registers]
+    before = torch.cat([token.weight for token in tokens if token is not None])
+    positions = network.get_parameter("encoder.position.tables.0.weight")
+    torch.testing.assert_close(output.hidden_states[0][:, :4], (before + positions[:4]).expand(2, -1, -1))
 
 
 def test_bytes_are_normalized_channel_by_channel():
@@ -88,10 +98,10 @@ def test_bytes_are_normalized_channel_by_channel():
         network.normalize(pixels.float())
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2])
+@pytest.mark.parametrize("tokens", [0, 1, 3])
 def test_local_attention_is_that_of_the_grid(tokens: int):
     """Which pixels may change the output of each patch: a plain loop over rows and columns of patches."""
-    options = {"class_token": tokens > 0, "distillation_token": tokens > 1, "pooling": "mean"}
+    options = {"class_token": tokens > 0, "registers": max(tokens - 1, 0), "pooling": "mean"}
     pattern = Local2D((4, 3), (2, 1), (1, 1, 0))
     network = model(image_size=(8, 6), patch_size=(2, 2), attention=pattern, num_hidden_layers=1, **options)
     pixels = images(1, 8, 6).requires_grad_()
@@ -207,7 +217,9 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         model(**options)(images())
 
 
-@pytest.mark.parametrize("options", [{}, {"distillation_token": True, "head": "distilled(num_labels=3)"}])
+@pytest.mark.parametrize(
+    "options", [{"registers": 2}, {"distillation_token": True, "head": "distilled(num_labels=3)"}]
+)
 def test_saved_and_loaded_it_is_the_same(options: dict[str, Any], tmp_path: Path):
     network = model(**options)
     network.save_pretrained(tmp_path)

@@ -1,6 +1,6 @@
 """Vision Transformer: an encoder that reads an image as a sequence of patches and classifies it.
 
-    x = [class; (distillation;) patch_1 W^T + b; ...; patch_n W^T + b] + positions
+    x = [class; (distillation; registers;) patch_1 W^T + b; ...; patch_n W^T + b] + positions
     logits = head(encoder(x))        patch_i: the C x P x P numbers of a square, row by row of the image
 
 Dosovitskiy et al. 2021 (ViT), equations 1 to 4; Touvron et al. 2021 (DeiT), section 4. Cost: the encoder on 1
@@ -25,7 +25,14 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.ops.softmax import recorded
-from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat, check_sizes
+from polyformer.core.ranges import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    UnitFloat,
+    check_sizes,
+)
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.models.architectures.pretrained import PretrainedMixin
@@ -65,6 +72,7 @@ class VisionConfig(ConfigWithImports):
     hidden_size: PositiveInt = 768
     class_token: bool = True
     distillation_token: bool = False  # a second one, as in DeiT
+    registers: NonNegativeInt = 0  # learned tokens that no head reads (Darcet et al. 2024)
     dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)
@@ -114,7 +122,7 @@ class VisionConfig(ConfigWithImports):
     @property
     def tokens(self) -> int:
         """Return the number of tokens before the patches."""
-        return self.class_token + self.distillation_token
+        return self.class_token + self.distillation_token + self.registers
 
     def image(self, height: int, width: int) -> Image:
         """Return the tokens of an image of `height` x `width` pixels."""
@@ -153,6 +161,7 @@ class VisionTransformer(PretrainedMixin):
         self.patches = Linear(config.num_channels * height * across, width)
         self.class_token = nn.Embedding(1, width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
+        self.registers = nn.Embedding(config.registers, width) if config.registers else None
         self.dropout = Dropout(config.dropout)
         self.encoder = Stack(config.encoder, width, image.length, image=image)
         self.head = config.head.build(config.head_shape())
@@ -200,8 +209,9 @@ class VisionTransformer(PretrainedMixin):
         image = self._image_tokens(pixel_values, interpolate_pos_encoding)
         x = self.patches(patches(pixel_values.to(self.patches.weight.dtype), self.config.patch_size))
         # Equation 1: the class token comes first.
-        before = [token.weight for token in (self.class_token, self.distillation_token) if token is not None]
-        x = torch.cat([*(token.expand(len(x), 1, -1).to(x.dtype) for token in before), x], 1)
+        before = [self.class_token, self.distillation_token, self.registers]
+        tokens = [token.weight.expand(len(x), -1, -1).to(x.dtype) for token in before if token is not None]
+        x = torch.cat([*tokens, x], 1)
         pos = torch.arange(image.length, device=x.device)
         x = self.dropout(self._add_positions(x, pos, image))
         # Patterns and positions in two dimensions read the grid.
@@ -210,7 +220,7 @@ class VisionTransformer(PretrainedMixin):
         recording = recorded() if output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary:
             hidden, _ = self.encoder(x, pos, context, collect=collect)
-        # Mean pooling averages the patches without the class and distillation tokens.
+        # Mean pooling averages the patches without the tokens before them.
         pooled = hidden if getattr(self.config.head, "pooling", "") == "first" else hidden[:, image.first :]
         loss, predictions = self.head(HeadInput(pooled, None, hidden.new_empty(0, 0)), labels)
         losses = None
