@@ -18,28 +18,52 @@ from polyformer.nn.feedforward import (
     Experts,
     ExpertsConfig,
     GatedConfig,
+    SeparableConvolutionConfig,
 )
-from polyformer.nn.feedforward.experts import balance_loss, within_capacity
+from polyformer.nn.feedforward.experts.routing import balance_loss, within_capacity
 
 SMALL = DenseConfig(intermediate_size=7)
 
 
+CLAMPED = GatedConfig(intermediate_size=3, activation="quick_gelu", bias=True, clamp=0.3, up_offset=1.0)
+
+
 def new_experts(**options: Any) -> Experts:
     torch.manual_seed(0)
-    return ExpertsConfig(**{"expert": SMALL, "experts": 4, **options}).build(5).double()
+    module = ExpertsConfig(**{"expert": SMALL, "experts": 4, **options}).build(5).double()
+    if module.selection_bias is not None:
+        module.selection_bias.normal_()
+    return module
 
 
 def by_token(module: Experts, x: Tensor) -> Tensor:
     """One token after the other, one expert after the other."""
-    out = torch.zeros_like(x)
-    for b in range(x.shape[0]):
-        for t in range(x.shape[1]):
-            logits = F.linear(x[b, t], module.router.weight)
-            order = logits.argsort(descending=True)[: module.config.top_k].tolist()
-            over = logits[order] if module.config.gates == "chosen" else logits
-            for e in order:
-                out[b, t] += logits[e].exp() / over.exp().sum() * module.experts[e](x[b, t])
-    return out
+    rows = [plain(module, token) for token in x.flatten(0, 1)]
+    return torch.stack(rows).view_as(x)
+
+
+def plain(module: Experts, x: Tensor) -> Tensor:
+    """The equations of the router and of the experts for a token [E]."""
+    config = module.config
+    logits = F.linear(x, module.router.weight, module.router.bias)
+    scores = logits.sigmoid() if config.scores == "sigmoid" else logits.exp() / logits.exp().sum()
+    rank = scores.detach().clone() + (0 if module.selection_bias is None else module.selection_bias)
+    size = config.experts // config.groups
+    groups = [range(start, start + size) for start in range(0, config.experts, size)]
+    groups.sort(key=lambda group: -float(rank[list(group)].sort().values[-config.group_top :].sum()))
+    allowed = [expert for group in groups[: config.groups_used] for expert in group]
+    chosen = sorted(allowed, key=lambda expert: -float(rank[expert]))[: config.top_k]
+    whole = scores[chosen].sum() if config.gates == "chosen" else 1.0
+    y = sum(config.gate_scale * scores[e] / whole * module.experts[e](x) for e in chosen)
+    if module.shared_expert is not None:
+        gate = (
+            1.0
+            if module.shared_expert_gate is None
+            else F.linear(x, module.shared_expert_gate.weight).sigmoid()
+        )
+        y = y + gate * module.shared_expert(x)
+    assert isinstance(y, Tensor)
+    return y
 
 
 @pytest.mark.parametrize(
@@ -50,7 +74,18 @@ def by_token(module: Experts, x: Tensor) -> Tensor:
         {"top_k": 4},
         {"top_k": 3, "gates": "all"},
         {"experts": 1, "top_k": 1},
-        {"expert": GatedConfig(intermediate_size=3)},
+        {"expert": CLAMPED, "router_bias": True},
+        {"scores": "sigmoid", "gates": "all", "shared_expert": SMALL},
+        {
+            "experts": 6,
+            "groups": 3,
+            "groups_used": 1,
+            "gates": "all",
+            "gate_scale": 2.5,
+            "shared_expert": CLAMPED,
+        },
+        {"scores": "sigmoid", "selection_bias": True, "shared_expert": SMALL, "shared_expert_gate": True},
+        {"experts": 9, "groups": 3, "groups_used": 2, "group_top": 2, "selection_bias": True},
     ],
 )
 def test_the_equation(options: dict[str, Any]):
@@ -60,7 +95,9 @@ def test_the_equation(options: dict[str, Any]):
         torch.manual_seed(1)
         x = torch.randn(2, 9, 5, dtype=torch.float64).requires_grad_()
         y = form(x)
-        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])))
+        results.append(
+            (y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()], materialize_grads=True))
+        )
     for outputs in results[:2]:
         for actual, expected in zip(outputs, results[2]):
             torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
@@ -89,6 +126,23 @@ def test_the_balance_loss():
     assert float(balance_loss(torch.full((1, 6, 3), 1 / 3), equal, real[:1])) == pytest.approx(1.0)
     each = torch.eye(3)[torch.zeros(1, 6, dtype=torch.long)]
     assert float(balance_loss(each, torch.zeros(1, 6, 1, dtype=torch.long), real[:1])) == pytest.approx(3.0)
+
+
+def test_the_selection_bias_follows_the_load():
+    """Once per backward pass, without padding: experts above the mean load lose the rate, others gain it."""
+    module = new_experts(selection_bias=True, bias_rate=0.25, scores="sigmoid").train()
+    assert module.selection_bias is not None
+    before = torch.tensor([0.5, 0.25, 0.0, -8.0]).double()
+    module.selection_bias.copy_(before)
+    with torch.no_grad():
+        module.router.weight.zero_()
+    x, valid = torch.randn(1, 3, 5, dtype=torch.float64), torch.tensor([[False, True, True]])
+    y = module(x, Context(3, 3, kv_valid=valid))
+    assert torch.equal(module.selection_bias, before), "the choice of a pass has the bias from before"
+    y.sum().backward()
+    assert torch.equal(module.selection_bias, before + torch.tensor([-0.25, -0.25, 0.25, 0.25]))
+    module.eval()(x).sum().backward()
+    assert torch.equal(module.selection_bias, before + torch.tensor([-0.25, -0.25, 0.25, 0.25]))
 
 
 def test_padding_counts_nowhere():
@@ -168,6 +222,16 @@ def test_the_loss_of_a_model_has_the_balance():
         ({"top_k": 9}, "top_k: expected from 1 to the 8 experts, got 9"),
         ({"top_k": 0}, "top_k: expected from 1 to the 8 experts, got 0"),
         ({"top_k": 1}, "gates: a softmax over 1 chosen expert is always 1, .* use gates 'all'"),
+        ({"experts": 7, "groups": 2}, "groups: expected a divisor of the 7 experts, got 2"),
+        ({"groups": 2, "groups_used": 3}, "groups_used: expected at most the 2 groups, got 3"),
+        ({"groups": 8, "groups_used": 1}, "groups_used: 1 groups have 1 experts, fewer than top_k 2"),
+        ({"groups": 4, "group_top": 3}, "group_top: expected at most the 2 experts of a group, got 3"),
+        ({"bias_rate": 0.1}, "bias_rate: expected 0 without selection_bias, got 0.1"),
+        ({"shared_expert_gate": True}, "shared_expert_gate: expected False without shared_expert, got True"),
+        (
+            {"shared_expert": SeparableConvolutionConfig()},
+            "shared_expert: 'separable_convolution' reads more than one token",
+        ),
         ({"capacity": 0.0}, r"capacity: expected a number above 0, got 0\.0; null for no limit"),
         ({"balance": -1.0}, "balance: expected 0 or more, got -1.0"),
         ({"jitter": 1.0}, r"jitter: expected a number in \[0, 1\), got 1.0"),

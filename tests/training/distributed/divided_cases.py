@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "head.bias": True,
         "head.frozen_bias": True,
     },
-    "experts": {**DECODER, "feedforward": "experts(experts=4)"},
+    "experts": {**DECODER, "feedforward": "experts(experts=4, shared_expert=gated)"},
     "windows": {**DECODER, "attention": "Window(8)", "length": 61},
     "heads": {
         **DECODER,

@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": LENGTH,
 }
 FEW = {**SMALL, "num_hidden_layers": 2}
+NARROW = "gated(intermediate_size=96)"
 UNSIZED = {name: value for name, value in SMALL.items() if name != "intermediate_size"}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "decoder": ("gpt2", SMALL),
@@ -46,7 +47,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("llama-2-7b", {"num_key_value_heads": 2, **SMALL, "attention": "Window(16)"}),
     "encoder": ("bert-base", SMALL),
     "encoder-decoder": ("transformer-small", SMALL),
-    "experts": ("gpt2", {**UNSIZED, "feedforward": "experts(experts=4, expert=gated(intermediate_size=96))"}),
+    "experts": (
+        "gpt2",
+        {**UNSIZED, "feedforward": f"experts(experts=4, expert={NARROW}, shared_expert={NARROW})"},
+    ),
     "features": ("gpt2", {**FEW, "attention": "performer(features=24)"}),
     "both ways": ("bert-base", {**FEW, "attention": "rfa(features=24)"}),
     "projections": ("bert-base", {**FEW, "attention": f"linformer(max_length={LENGTH}, k=16)"}),

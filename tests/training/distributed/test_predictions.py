@@ -173,6 +173,10 @@ def test_every_optimizer_is_predicted() -> None:
         ),
         ("gpt2 --mesh context=2 --model.feedforward separable_convolution", "feedforward: 'separable_conv"),
         ("gpt2 --mesh pipeline=2 --model.block reversible", "pipeline: the block 'reversible' needs all"),
+        (
+            "gpt2 --mesh pipeline=2 --model.feedforward experts(selection_bias=True,bias_rate=0.1)",
+            "pipeline: the bias_rate of experts needs all",
+        ),
         ("gpt2 --mesh tensro=5", "unknown dimension of the mesh 'tensro': did you mean 'tensor'?"),
         ("gpt2 --mesh data=x", "mesh: expected data=N once, with a number of processes, got 'data=x'"),
         ("gpt2 --mesh pipeline=13", "pipeline: 13 stages for 12 layers; use at most one a layer"),

@@ -9,6 +9,12 @@ from torch import Tensor
 
 from polyformer.core.errors import unknown
 
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return x sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -16,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "quick_gelu": quick_gelu,
 }
 
 

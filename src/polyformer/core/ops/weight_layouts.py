@@ -25,7 +25,8 @@ from polyformer.core.recorded_graph import GraphObject, graph_object, is_recorde
 
 Layout = Literal["row", "onednn", "mkl"]
 
-FUSED: dict[str, tuple[str, str | None]] = {
+FUSED: dict[str | None, tuple[str, str | None]] = {
+    None: ("none", ""),
     "relu": ("relu", ""),
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -103,8 +104,10 @@ class PackedWeight(GraphObject):
 
     def compute(self, x: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         """Compute `product`, outside graphs."""
-        if self.layout == "onednn" and x.numel() <= ROW_STEP * x.shape[-1]:  # without the cost of reshaping
-            name, variant = ("none", "") if activation is None else FUSED[activation]
+        fused = FUSED.get(activation)
+        # A row is multiplied without the cost of reshaping.
+        if self.layout == "onednn" and fused is not None and x.numel() <= ROW_STEP * x.shape[-1]:
+            name, variant = fused
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, bias, name, [], variant)
         rows = x.reshape(-1, x.shape[-1])
         if self.layout == "onednn":

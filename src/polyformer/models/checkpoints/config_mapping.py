@@ -67,6 +67,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
+    "quick_gelu": "quick_gelu",
 }
 
 

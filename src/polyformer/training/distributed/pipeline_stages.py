@@ -20,6 +20,7 @@ from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs
 from polyformer.models.outputs import ModelOutput, ModelState
+from polyformer.nn.feedforward.experts import Experts
 from polyformer.nn.stack import Stack
 
 SIDES = "encoder", "decoder"
@@ -75,6 +76,9 @@ def check_pipelined(model: nn.Module) -> Transformer:
             f"memory {quote(config.memory.kind)}": stack.memory is not None,
             f"depth {quote(config.depth.kind)}": stack.depth is not None,
             f"head {quote(model.config.head.kind)}": model.config.head.reruns_last_layer,
+            "bias_rate of experts": any(
+                isinstance(part, Experts) and part.config.bias_rate for part in stack.modules()
+            ),
         }
         for part, refused in reasons.items():
             if refused:

@@ -153,7 +153,8 @@ def _narrow(part: FeedForwardConfig, tensor: int) -> FeedForwardConfig:
     if isinstance(part, DenseConfig | GatedConfig):
         return dataclasses.replace(part, intermediate_size=part.intermediate_size // tensor)
     if isinstance(part, ExpertsConfig):
-        return dataclasses.replace(part, expert=_narrow(part.expert, tensor))
+        shared = None if part.shared_expert is None else _narrow(part.shared_expert, tensor)
+        return dataclasses.replace(part, expert=_narrow(part.expert, tensor), shared_expert=shared)
     if isinstance(part, ChunkedConfig):
         return dataclasses.replace(part, inner=_narrow(part.inner, tensor))
     if isinstance(part, AlternateFeedForwardConfig):

@@ -152,7 +152,9 @@ def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int
 def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
     """Return the same for one feed-forward; experts also sum the gradients of `top_k` gates per token."""
     if isinstance(part, ExpertsConfig):
-        return 1, 1 + part.top_k / hidden_size
+        shared = part.shared_expert
+        forward, backward = (0, 0) if shared is None else _feedforward_sums(shared, hidden_size)
+        return forward + 1, backward + 1 + part.top_k / hidden_size
     if isinstance(part, ChunkedConfig):
         return _feedforward_sums(part.inner, hidden_size)
     if isinstance(part, GatedConfig):

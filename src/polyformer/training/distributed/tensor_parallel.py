@@ -208,7 +208,7 @@ def _parallelize_plan(layer: Layer) -> dict[str, ParallelStyle]:
                 plan[f"{name}.gate"] = columns
         elif isinstance(module, Experts) and all(map(_has_inner_layer, module.experts)):
             plan[name] = ShardingStyle(ShardedExperts)
-            experts += (f"{name}.",)
+            experts += (f"{name}.experts.",)  # a shared expert is divided as any other feed-forward
     return plan
 
 

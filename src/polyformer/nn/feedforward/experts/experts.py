@@ -3,8 +3,12 @@
     l = x W_r        y = sum over the chosen e of g_e f_e(x)
     g = softmax of l over the chosen experts (Shazeer, GShard), or over all of them (Switch)
 
+`routing` has further options of the choice. A `shared_expert` processes every token: y grows by
+f_s(x), or by sigmoid(x w) f_s(x) with a `shared_expert_gate` (DeepSeek-V2, Qwen).
+
 Training adds balance * X * sum_e F_e P_e to the loss: F_e is the fraction of choices of expert e, and P_e the
-mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6, for a single choice per token).
+mean of its softmax over all experts (Fedus et al. 2022, equations 4 to 6, for a single choice per token);
+with sigmoid scores, the mean of its share of their sum (DeepSeek-V3, equations 17 to 20).
 Padding is not sent to experts and not counted. The cost is top_k expert passes per token, batched per expert.
 
 `capacity` limits the number of tokens per expert in training. An expert accepts at most
@@ -21,29 +25,35 @@ Shazeer et al. 2017, section 2; Lepikhin et al. 2021, section 2.2; Fedus et al. 
 import dataclasses
 import math
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
-import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from polyformer.attention.functional.context_parallel.exchange import everywhere, total, total_of_parts
+from polyformer.attention.functional.context_parallel.exchange import everywhere
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ops.precision import without_autocast
-from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Wording
+from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, Wording
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
+from polyformer.nn.feedforward.experts.routing import (
+    ExpertRoutingConfig,
+    balance_after_backward,
+    balance_loss,
+    choose_experts,
+    valid_tokens,
+    within_capacity,
+)
 
 Capacity = Annotated[PositiveFloat, Wording(fix="null for no limit")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExpertsConfig(FeedForwardConfig):
+class ExpertsConfig(ExpertRoutingConfig):
     """Mixture of experts: a router sends each token to a few of many feed-forwards.
 
     There are `experts` feed-forwards of the form `expert`; `top_k` of them process each token.
@@ -52,9 +62,8 @@ class ExpertsConfig(FeedForwardConfig):
     expert: FeedForwardConfig = dataclasses.field(
         default_factory=partial(FeedForwardConfig.from_dict, "dense")
     )
-    experts: PositiveInt = 8
-    top_k: int = 2
-    gates: Literal["chosen", "all"] = "chosen"  # the experts over which the gates are a softmax
+    shared_expert: FeedForwardConfig | None = None  # an expert of all tokens, without routing
+    shared_expert_gate: bool = False  # whether sigmoid(x w) scales the output of the shared expert
     capacity: Capacity | None = None  # of an expert, as a multiple of an equal share; null for no limit
     balance: NonNegativeFloat = 0.01  # the weight of the balance loss
     jitter: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # in training the router reads x times 1 +- jitter
@@ -65,59 +74,77 @@ class ExpertsConfig(FeedForwardConfig):
     exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.expert.tokenwise:
-            raise InputError(
-                f"expert: {quote(self.expert.kind)} reads more than one token, but an expert receives only "
-                "the tokens that are routed to it; use 'dense' or 'gated'"
-            )
-        if not 1 <= self.top_k <= self.experts:
-            raise InputError(f"top_k: expected from 1 to the {self.experts} experts, got {self.top_k}")
-        if self.top_k == 1 and self.gates == "chosen" and self.experts > 1:
-            raise InputError(
-                "gates: a softmax over 1 chosen expert is always 1, so the router has no gradient; "
-                "with top_k 1 use gates 'all'"
-            )
+        for name, part in (("expert", self.expert), ("shared_expert", self.shared_expert)):
+            if part is not None and not part.tokenwise:
+                raise InputError(
+                    f"{name}: {quote(part.kind)} reads more than one token, but an expert receives only "
+                    "the tokens that are routed to it; use 'dense' or 'gated'"
+                )
+        if self.shared_expert_gate and self.shared_expert is None:
+            raise InputError("shared_expert_gate: expected False without shared_expert, got True; set both")
+        super().__post_init__()
 
     def build(self, hidden_size: int) -> "Experts":
         """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
     def for_layer(self, layer: int) -> "ExpertsConfig":
-        """Return the configuration with the expert of layer `layer`."""
-        return dataclasses.replace(self, expert=self.expert.for_layer(layer))
+        """Return the configuration with the experts of layer `layer`."""
+        shared = None if self.shared_expert is None else self.shared_expert.for_layer(layer)
+        return dataclasses.replace(self, expert=self.expert.for_layer(layer), shared_expert=shared)
 
     @classmethod
     def examples(cls) -> tuple["ExpertsConfig", ...]:
-        """Return examples with all experts chosen, with all other options set, and with most experts idle."""
+        """Return examples with all experts chosen, with the other options set, and with most experts idle."""
         gated = FeedForwardConfig.from_dict("gated")
+        choice = {"scores": "sigmoid", "gate_scale": 2.0, "router_bias": True}
+        groups = {"groups": 2, "groups_used": 1, "group_top": 2}
+        balance = {"selection_bias": True, "bias_rate": 0.001}
+        shared = {"shared_expert": gated, "shared_expert_gate": True}
         return (
             cls(experts=2),
             cls(expert=gated, experts=2, gates="all", capacity=1.0, jitter=0.01),
             cls(experts=24),
+            cls(expert=gated, experts=4, **choice, **groups, **balance, **shared),
         )
 
 
 class Experts(FeedForward):
     """A router and its experts, which map x [..., T, E] to [..., T, E]."""
 
+    selection_bias: Tensor | None
+
     def __init__(self, hidden_size: int, config: ExpertsConfig):
         super().__init__()
         self.config = config
-        self.router = ExactLinear(hidden_size, config.experts, bias=False)
+        self.router = ExactLinear(hidden_size, config.experts, bias=config.router_bias)
         self.experts = nn.ModuleList(config.expert.build(hidden_size) for _ in range(config.experts))
+        self.shared_expert = None if config.shared_expert is None else config.shared_expert.build(hidden_size)
+        gated = config.shared_expert_gate
+        self.shared_expert_gate = ExactLinear(hidden_size, 1, bias=False) if gated else None
+        self.register_buffer("selection_bias", torch.zeros(config.experts) if config.selection_bias else None)
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """Return y = sum over the chosen e of g_e f_e(x)."""
+        """Return y = sum over the chosen e of g_e f_e(x), plus the shared expert."""
         rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
         chosen, gates, accepted = self.route(rows, context)
         self._record_routing(chosen, gates, accepted)
         # `_mix_grouped` reads the number of tokens per expert, which would break a compiled graph.
         mix = self._mix_dense if torch.compiler.is_compiling() else self._mix_grouped
-        return mix(rows, chosen, gates, accepted).view(x.shape)
+        return self._with_shared(mix(rows, chosen, gates, accepted).view(x.shape), x)
 
     def forward_dense(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return the same result for x [B, T, E] directly from the equation: each expert reads all tokens."""
-        return self._mix_dense(x, *self.route(x, context))
+        return self._with_shared(self._mix_dense(x, *self.route(x, context)), x)
+
+    def _with_shared(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return y plus the output of the shared expert, if there is one."""
+        if self.shared_expert is None:
+            return y
+        shared = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            shared = self.shared_expert_gate(x).sigmoid() * shared
+        return y + shared
 
     def route(self, x: Tensor, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
         """Route x [B, T, E]: return the chosen experts, their gates and whether they accept the token.
@@ -130,17 +157,17 @@ class Experts(FeedForward):
             low, high = 1 - self.config.jitter, 1 + self.config.jitter
             router_input = router_input * torch.empty_like(router_input).uniform_(low, high)
         with without_autocast(x):
-            # l = x W_r, [B, T, X]. Half precision could change which experts are chosen.
-            logits = linear(router_input, self.router.weight.to(exact))
-        top, chosen = logits.topk(self.config.top_k, -1)
-        probabilities = logits.softmax(-1)
-        # Shazeer normalizes over the k chosen experts, Switch over all X.
-        gates = top.softmax(-1) if self.config.gates == "chosen" else probabilities.gather(-1, chosen)
-        valid = _valid_tokens(x, context)
+            # l = x W_r + b_r, [B, T, X]. Half precision could change which experts are chosen.
+            bias = None if self.router.bias is None else self.router.bias.to(exact)
+            logits = linear(router_input, self.router.weight.to(exact), bias)
+        chosen, gates, probabilities = choose_experts(logits, self.config, self.selection_bias)
+        valid = valid_tokens(x, context)
         if self.config.balance:
             over = None if context is None else context.shard
             loss = balance_loss(probabilities, chosen, valid, over)
             add_auxiliary_loss("balance", self.config.balance * loss)
+        if self.training and self.config.bias_rate and self.selection_bias is not None:
+            balance_after_backward(self.selection_bias, self.config.bias_rate, logits, chosen, valid)
         accepted = valid.unsqueeze(-1).expand_as(chosen)
         if self.training and self.config.capacity is not None:
             part = self.config.capacity * self.config.top_k / self.config.experts
@@ -153,7 +180,7 @@ class Experts(FeedForward):
         if context is not None and over is not None:
             chosen, context = everywhere(chosen, over, "choices of experts"), context.whole
         doc = None if context is None else context.q_doc
-        accepted = within_capacity(chosen, self.config.experts, _valid_tokens(chosen, context), doc, part)
+        accepted = within_capacity(chosen, self.config.experts, valid_tokens(chosen, context), doc, part)
         return accepted if over is None else over.take(accepted, 1)
 
     def _record_routing(self, chosen: Tensor, gates: Tensor, accepted: Tensor) -> None:
@@ -198,52 +225,3 @@ def _sizes(expert: Tensor, count: int) -> list[int]:
     if expert.is_meta:
         return [len(expert) // count + (number < len(expert) % count) for number in range(count)]
     return torch.bincount(expert, minlength=count + 1)[:count].tolist()
-
-
-def balance_loss(
-    probabilities: Tensor, chosen: Tensor, valid: Tensor, over: SequenceShard | None = None
-) -> Tensor:
-    """Return X sum_e F_e P_e of probabilities [B, T, X], choices [B, T, k] and real tokens [B, T].
-
-    The result is 1 if all experts are chosen equally often.
-    over: the processes that have the other tokens of the rows; the result then includes all tokens.
-    """
-    experts, weight = probabilities.shape[-1], valid.unsqueeze(-1).to(probabilities.dtype)
-    counts, sums = (_counts(chosen, experts) * weight).sum((0, 1)), (probabilities * weight).sum((0, 1))
-    count = weight.sum()
-    if over is not None:
-        counts, count, sums = total(counts, over), total(count, over), total_of_parts(sums, over)
-    count = count.clamp_min(1)
-    # F_e = counts / (tokens k) has no gradient; the router learns through P_e.
-    return experts * (counts / (count * chosen.shape[-1]) * sums / count).sum()
-
-
-def within_capacity(chosen: Tensor, experts: int, valid: Tensor, doc: Tensor | None, share: float) -> Tensor:
-    """Return whether the expert has capacity for the choice, [B, T, k].
-
-    The capacity for t tokens of a document is ceil(share * t).
-    """
-    counts = _counts(chosen, experts) * valid.unsqueeze(-1)
-    cumulated = torch.cat([counts, valid.long().unsqueeze(-1)], -1)
-    # At token t: choices of every expert so far, and in the last column the tokens so far.
-    totals = cumulated.cumsum(1)
-    if doc is not None:  # subtract the counts before the start of the document
-        starts = torch.ones_like(doc, dtype=torch.bool)
-        starts[:, 1:] = doc[:, 1:] != doc[:, :-1]
-        before = torch.where(starts.unsqueeze(-1), totals - cumulated, 0)
-        totals = totals - before.cummax(1).values
-    limit = (totals[..., -1:].double() * share).ceil()
-    return totals[..., :-1].gather(-1, chosen) <= limit
-
-
-def _counts(chosen: Tensor, experts: int) -> Tensor:
-    """Return [B, T, X]: 1 for each expert that the token chose."""
-    return F.one_hot(chosen, experts).sum(-2)
-
-
-def _valid_tokens(x: Tensor, context: Context | None) -> Tensor:
-    """Return which of the tokens x [B, T, E] are not padding, [B, T]."""
-    valid = None if context is None else context.q_valid
-    if valid is None:
-        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return valid.expand(x.shape[:2])
