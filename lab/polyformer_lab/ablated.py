@@ -1,12 +1,16 @@
 """Layers without one of their parts, to measure what the part adds; a recipe imports this module."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from polyformer.attention.mechanisms.recurrence.retention import Retention, RetentionConfig
+from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
@@ -61,3 +65,28 @@ class NoFeedForward(FeedForward):
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return zeros of the shape of x [..., E]."""
         return x.new_zeros(x.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstantRetentionConfig(RetentionConfig):
+    """Retention with the same decay `gamma` in all heads; with 1 nothing is forgotten."""
+
+    gamma: PositiveShare = 1.0
+
+    kind: ClassVar[str] = "constant_retention"
+
+    def build(self, num_heads: int, head_size: int) -> "ConstantRetention":
+        """Return the module with the parameters of retention."""
+        return ConstantRetention(self, num_heads, head_size)
+
+
+class ConstantRetention(Retention):
+    """Retention without decays by head."""
+
+    config: ConstantRetentionConfig
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
+        """Return the inputs of retention with log gamma as the decay."""
+        inputs = super().inputs(q, k, v, gates)
+        decay = q.new_full((*q.shape[:3], 1), math.log(self.config.gamma))
+        return dataclasses.replace(inputs, decay=decay)

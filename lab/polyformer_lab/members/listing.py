@@ -32,6 +32,9 @@ OPTIONS: dict[Family, dict[str, tuple[str, ...]]] = {
         "sinkhorn": ("sinkhorn(block_size=16, max_length={n})",),
         "sort_cut": ("sort_cut(block_size=16, max_length={n}, cut=2)",),
         "svd": ("svd(rank=32)",),
+        "moba": ("moba(block_size=8, top_k=4)",),
+        "nsa": ("nsa(block_size=8, top_k=1, window=8)",),
+        "top_blocks": ("top_blocks(block_size=8, keep=4, first=1, local=2)",),
         "alternate": (
             "alternate(mechanisms=[Window(8), softmax])",
             "alternate(mechanisms=[BlockWindow(16), memory_compressed])",
@@ -68,6 +71,7 @@ OPTIONS: dict[Family, dict[str, tuple[str, ...]]] = {
         "none": ("none",),
         "recurrent": ("recurrent(length={n})",),
         "compressive": ("compressive(length={quarter}, compressed_length={quarter}, rate=3)",),
+        "sinks": ("sinks(first=4, length=28)",),
         "memorizing": ("memorizing(length={quarter}, store={n}, neighbours=16)",),
     },
     "depth": {"fixed": ()},  # fixed: `softmax`
@@ -80,6 +84,7 @@ IMAGES: tuple[tuple[Family, str], ...] = (
     ("pattern", "Window(2, 0)"),
     ("pattern", "Local1D(28, 28)"),
     ("pattern", "Local2D([{side}, {side}], [2, 7], [3, 3, 3])"),
+    ("pattern", "Neighbourhood([{side}, {side}], 7)"),
     ("position", "learned"),
     ("position", "none"),
 )
@@ -93,6 +98,7 @@ ABSENT = {
     "Padding": "what every call forbids in any case: the row would be dense",
     "Documents": "what every call forbids in any case: the row would be dense",
     "Local2D": "blocks of an image: in the table of images",
+    "Neighbourhood": "places of an image: in the table of images",
     "grid": "rows and columns of an image: in the table of images, of all of its rows but two",
 }
 """Members without a row of text, and the reason."""
