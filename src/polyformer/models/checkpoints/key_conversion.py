@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,8 +54,8 @@ class KeyConversion(FamilyTables):
         patterns = [*self.ignored_keys]
         for name, task in self.tasks.items():
             keys, base = self.full_key_mapping(name), f"{task.base or self.base_model_prefix}."
-            # A layer of any number.
-            starred = [known.replace("{i}", "*").replace("{j}", "*") for known in keys]
+            # A layer or an expert of any number.
+            starred = [re.sub(r"\{[ije]\}", "*", known) for known in keys]
             patterns += [known + ending for known in starred for ending in ENDINGS]
             patterns += [*task.tied_keys, *(unused.replace("{base}", base) for unused in task.unused_keys)]
         return any(_matches(name, patterns) for name in self._spellings(key))

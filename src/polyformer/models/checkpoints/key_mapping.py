@@ -1,13 +1,14 @@
 """The table between a public checkpoint's tensors and ours: one table, both directions.
 
 A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
-relates weight and bias) or single tensors; `{i}` is the number of a layer, and "[a|b]" on both sides means
-two entries. If one of their tensors contains several of ours, or has another memory layout, a `Converter`
-converts it.
+relates weight and bias) or single tensors; `{i}` is the number of a layer, `{e}` of an expert in it, and
+"[a|b]" on both sides means two entries. If one of their tensors contains several of ours, or has another
+memory layout, a `Converter` converts it.
 """
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,6 +83,8 @@ KeyMapping = Mapping[str, "str | Converter"]
 # Suffixes after a key of the table: it names a tensor, or a module that has these tensors.
 ENDINGS = ("", ".weight", ".bias")
 
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
 
 def transposed(*ours: str) -> Converter:
     """Return a `Transposed` of these modules of ours."""
@@ -130,14 +133,17 @@ def links(mapping: KeyMapping, own: Iterable[str], layers: int, group: int = 1) 
     group: the number of our layers per layer of theirs; `{i}` is theirs, and `{j}` counts layers in it.
     """
     have = set(own)
+    experts = 1 + max((int(number) for name in have for number in EXPERT.findall(name)), default=-1)
     for theirs, target in mapping.items():
         converter = Converter((target,)) if isinstance(target, str) else target
         # Entries without {i} are outside the layers.
         numbers = range(layers) if "{i}" in theirs else range(1)
-        for i in numbers:
+        for i, e in itertools.product(numbers, range(experts) if "{e}" in theirs else range(1)):
             for ending in ENDINGS:
-                ours = tuple(name.replace("{i}", str(i)) + ending for name in converter.ours)
-                # A module without a bias has none on either side.
+                names = (name.replace("{i}", str(i)).replace("{e}", str(e)) for name in converter.ours)
+                ours = tuple(name + ending for name in names)
+                # A module without a bias has none on either side; a layer may have no experts.
                 if have.issuperset(ours):
-                    key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group)) + ending
+                    key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group))
+                    key = key.replace("{e}", str(e)) + ending
                     yield Link(key, dataclasses.replace(converter, ours=ours))
