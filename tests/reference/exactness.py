@@ -13,6 +13,8 @@ from transformers.loss import loss_utils
 from transformers.models.ctrl import modeling_ctrl
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neo import modeling_gpt_neo
 from transformers.models.gptj import modeling_gptj
@@ -77,9 +79,18 @@ def deberta(patch: Patch) -> None:
 def llama(patch: Patch) -> None:
     for module in (
         *(modeling_llama, modeling_mistral, modeling_olmo2, modeling_phi3, modeling_qwen2, modeling_qwen3),
-        *(modeling_gemma3, modeling_rope_utils),
+        *(modeling_gemma3, modeling_deepseek_v2, modeling_deepseek_v3, modeling_rope_utils),
     ):
         patch.setattr(module, "torch", Double())
+
+
+def deepseek(patch: Patch) -> None:
+    def rotated(q: Tensor, k: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+        return tuple(torch.view_as_real(x * turns.unsqueeze(1)).flatten(3).to(q.dtype) for x in pairs)
+
+    llama(patch)
+    patch.setattr(modeling_deepseek_v2, "apply_rotary_emb", rotated)
 
 
 def gemma3(patch: Patch) -> None:
@@ -148,6 +159,8 @@ def xlm(patch: Patch) -> None:
 PATCHES: dict[str, Callable[[Patch], None]] = {
     "deberta": deberta,
     "deberta-v2": deberta,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
     "gemma3_text": gemma3,
     "gpt_neo": lambda patch: patch.setattr(modeling_gpt_neo, "torch", Double()),
     "gptj": lambda patch: patch.setattr(modeling_gptj, "torch", Double()),
@@ -169,8 +182,10 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
 
 def with_exact_tables(theirs: Any) -> Any:
     """A model with tables of positions in float64, which its initialization makes in float32, and losses of
-    language models and tags without a cast."""
+    language models and tags without a cast. Experts run one by one: grouped products have no float64."""
     name = theirs.config.model_type
+    if hasattr(theirs.config, "num_experts_per_tok"):
+        theirs.set_experts_implementation("eager")
     if name == "ctrl":
         size = theirs.config.n_positions, theirs.config.n_embd
         trunk = getattr(theirs, "transformer", theirs)

@@ -84,6 +84,9 @@ def their_model(name: str, task: str, **options: Any) -> Any:
     model = with_exact_tables(kind(their_config(name, task, **options)))
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_()
     return model
 
 

@@ -143,6 +143,8 @@ def refused(name: str, attention: MechanismConfig | None) -> str | None:
     assert stack is not None
     if attention is None:
         return None
+    if name.startswith("deepseek") and attention.kind != "softmax":
+        return "latent: expected the mechanism 'softmax'"
     if not attention.causal and model.encoder is None:
         return "cannot run in a decoder"
     if not attention.supports_score_bias and changes_scores(stack.position):

@@ -22,7 +22,7 @@ from polyformer.models.generation.hub_format import from_hub
 
 DECODERS = (
     *("ctrl", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "olmo2", "openai-gpt", "phi3"),
-    *("qwen2", "qwen3"),
+    *("deepseek_v2", "deepseek_v3", "qwen2", "qwen3"),
 )
 SEQUENCES = ("bart", "bigbird_pegasus", "m2m_100", "t5")
 RIGHT = ("bart", "bigbird_pegasus")  # transformers counts positions from the padding on the left

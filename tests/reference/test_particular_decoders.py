@@ -10,7 +10,7 @@ from exactness import PATCHES, next_tokens
 from families import compare_gradients, loaded, same, shaken, texts, verify
 from family_inputs import without_effect
 from family_table import TABLE, read_config, their_config, their_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import polyformer
 from polyformer.attention.mechanisms import LSHConfig
@@ -29,7 +29,7 @@ BASE = {"rope_theta": 500.0}
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gpt_neo", "llama", "reformer"):
+    for name in ("deepseek_v3", "gpt_neo", "llama", "reformer"):
         PATCHES[name](monkeypatch)
 
 
@@ -206,3 +206,16 @@ def test_buckets_are_kept_as_they_were_given():
         assert isinstance(mechanism, LSHConfig)
         assert mechanism.buckets == buckets
         assert family.hub_config(config)[0]["num_buckets"] == option
+
+
+def test_a_released_deepseek_predicts_only_the_next_token(tmp_path: Path):
+    """Layer 61 of its file predicts a later token, and transformers reads it only for that."""
+    theirs: Any = shaken(their_model("deepseek_v3", "ForCausalLM"))
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "model.layers.61.eh_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    ids = texts(23)["input_ids"]
+    same(polyformer.from_pretrained(tmp_path)(ids).logits, theirs(ids).logits)
+    save_file({**tensors, "model.layers.60.eh_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="unknown tensor in the checkpoint"):
+        polyformer.from_pretrained(tmp_path)

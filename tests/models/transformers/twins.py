@@ -65,6 +65,17 @@ LLAMA = {
     "bos_token_id": 2,
     "eos_token_id": 2,
 }
+EXPERTS = LLAMA | {
+    **{
+        "num_key_value_heads": 4,
+        "q_lora_rank": 6,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+    },
+    **{"v_head_dim": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 6, "n_shared_experts": 1},
+}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "roberta": BERT | {"pad_token_id": 1},
@@ -91,6 +102,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "openai-gpt": GPT | {"pad_token_id": 0},
     "gptj": GPT | {"rotary_dim": 4, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 2},
     "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
+    "deepseek_v2": EXPERTS,
+    "deepseek_v3": EXPERTS | {"n_group": 2, "topk_group": 1},
     "llama": LLAMA,
     "modernbert": {
         "vocab_size": V,

@@ -103,11 +103,11 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
     # DeepSeek's files give both parts of the temperature instead of their quotient.
     top, bottom = options.get("mscale"), options.get("mscale_all_dim")
     if "attention_factor" not in tree and top and bottom:
-        tree["attention_factor"] = _temperature(factor, top) / _temperature(factor, bottom)
+        tree["attention_factor"] = temperature(factor, top) / temperature(factor, bottom)
     return tree
 
 
-def _temperature(factor: float, scale: float) -> float:
+def temperature(factor: float, scale: float) -> float:
     """Return the factor of YaRN on the rotated channels."""
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
