@@ -1,5 +1,6 @@
 """Mixture of experts: every token by the equation, the balance loss, and capacity that sees no future."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -143,6 +144,20 @@ def test_the_selection_bias_follows_the_load():
     assert torch.equal(module.selection_bias, before + torch.tensor([-0.25, -0.25, 0.25, 0.25]))
     module.eval()(x).sum().backward()
     assert torch.equal(module.selection_bias, before + torch.tensor([-0.25, -0.25, 0.25, 0.25]))
+
+
+def test_recomputed_activations_move_the_selection_bias_once():
+    part = ExpertsConfig(expert=SMALL, experts=3, selection_bias=True, bias_rate=0.5)
+    config = model_config("decoder-tiny", {"feedforward": part, "hidden_size": 16, "dropout": 0.0})
+    model, ids, results = Transformer(config).train(), torch.arange(9).view(1, 9), []
+    for recompute in (False, True):
+        again = copy.deepcopy(model)
+        assert again.decoder is not None
+        again.decoder.recompute = recompute
+        again(ids, labels=ids).loss.backward()
+        results.append(torch.stack([bias for name, bias in again.named_buffers() if "selection" in name]))
+    assert torch.equal(*results)
+    assert results[0].abs().max() == 0.5
 
 
 def test_padding_counts_nowhere():
