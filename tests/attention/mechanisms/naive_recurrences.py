@@ -24,7 +24,7 @@ def rms_norm(x: Array, weight: Array) -> Array:
 
 
 def unit(x: Array) -> Array:
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-6)
+    return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
 
 
 def convolved(x: Array, taps: Array, documents: list[list[int]], causal: bool) -> Array:

@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.mechanisms import LinearAttentionConfig
+from polyformer.attention.mechanisms import GatedDeltaConfig, GLAConfig, LinearAttentionConfig, SSDConfig
+from polyformer.attention.mechanisms.base import Mechanism
+from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig, RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
 
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
 
@@ -86,3 +89,43 @@ def test_recorded_weights_are_those_of_the_values(causal: bool):
             pytest.raises(InputError, match="output_attentions: the state of a recurrence has no"),
         ):
             module(q, k, v, Context(9, 18, causal=True), state, None)
+
+
+GROUPS = RecurrentHeadsConfig(key_heads=2, value_heads=4, key_size=WIDTH, value_size=VALUES)
+
+
+@pytest.mark.parametrize("kind", [GatedDeltaConfig, GLAConfig, SSDConfig], ids=lambda kind: kind.kind)
+def test_heads_of_a_group_share_queries_and_keys(kind: type[RecurrenceConfig]):
+    """Both forms with biased convolutions and padding on the left: outputs and gradients.
+
+    The chunks read the text in two calls.
+    """
+    torch.manual_seed(4)
+    config = kind(heads=GROUPS, short_convolution=3, convolution_bias=True)
+    module = config.build(7, 1).double()
+    plain = config.definition().build(7, 1).double()
+    plain.load_state_dict(module.state_dict())
+    q, k, v = (leaf(LENGTH, width) for width in (WIDTH, WIDTH, VALUES))
+    v = torch.cat([v, v.flip(2)], 1)
+    gates = torch.randn(ROWS, LENGTH, sum(config.gate_sizes(7, 1).values()), dtype=torch.float64)
+    valid = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
+
+    def part(start: int, stop: int, state: State | None, form: Mechanism) -> tuple[Tensor, State | None]:
+        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop])
+        tokens = (x[:, :, start:stop] for x in (q, k, v))
+        return form(*tokens, context, state, None, gates[:, start:stop])
+
+    first, state = part(0, 9, module.new_state(0), module)
+    actual = torch.cat([first, part(9, LENGTH, state, module)[0]], 2)
+    expected = part(0, LENGTH, None, plain)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    leaves = [q, k, *module.parameters()], [q, k, *plain.parameters()]
+    slopes = [torch.autograd.grad(y.square().sum(), x) for y, x in zip((actual, expected), leaves)]
+    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
+
+
+def test_value_heads_are_whole_groups():
+    with pytest.raises(InputError, match="key_heads: expected a divisor of the 4 value_heads, got 3"):
+        RecurrentHeadsConfig(key_heads=3, value_heads=4, key_size=2, value_size=2)
+    with pytest.raises(InputError, match=r"max_step: expected at least min_step 1.0, got 0.5"):
+        SSDConfig(min_step=1.0, max_step=0.5)

@@ -120,6 +120,7 @@ def attention(**options: Any) -> Callable[[], Any]:
         (attention(mechanism="lsh"), "latent: expected the mechanism 'softmax', got 'lsh'"),
         (attention(num_key_value_heads=2), "num_key_value_heads: every query head has its own projection"),
         (attention(qk_norm="rms"), "qk_norm: latent attention has no such projections"),
+        (attention(output_gate=True), "output_gate: latent attention has no such projections"),
         (attention(bias=["value"]), "bias: latent attention has biases of 'query', 'key' and 'output'"),
         (
             attention(latent={"norm": "batch"}),
@@ -136,7 +137,7 @@ def attention(**options: Any) -> Callable[[], Any]:
         ),
         (lambda: check_decoder(latent_model()), "latent attention caches latents instead of keys and values"),
     ],
-    ids=["mechanism", "groups", "norm", "bias", "batch", "position", "policy", "borrowed", "export"],
+    ids=["mechanism", "groups", "norm", "gate", "bias", "batch", "position", "policy", "borrowed", "export"],
 )
 def test_what_is_not_supported_is_named(act: Callable[[], Any], message: str):
     with pytest.raises(InputError) as caught:

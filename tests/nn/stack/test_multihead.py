@@ -47,7 +47,8 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., theirs])
-    return module.output(torch.cat(heads, -1))
+    y = torch.cat(heads, -1)
+    return module.output(y if module.output_gate is None else y * module.output_gate(x).sigmoid())
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,9 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
         (1, None, {}),
         (3, None, {"bias": False}),
         (6, 2, {"qk_norm": RMSNormConfig(eps=0.1), "qk_norm_of": "projection"}),
-        (3, 1, {"head_size": 5, "qk_norm": RMSNormConfig(eps=0.1)}),
+        (3, 1, {"head_size": 5, "qk_norm": RMSNormConfig(eps=0.1), "output_gate": True}),
     ],
-    ids=["single", "no-bias", "norm-of-projection", "norm-of-head"],
+    ids=["single", "no-bias", "norm-of-projection", "norm-of-head-gated"],
 )
 def test_the_equation(heads: int, groups: int | None, options: dict[str, Any]):
     module = new_attention(AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, **options))

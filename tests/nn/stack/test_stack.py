@@ -24,7 +24,7 @@ from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.nn.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
-from polyformer.nn.feedforward import DenseConfig
+from polyformer.nn.feedforward import DenseConfig, NoFeedForwardConfig
 from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, LayerCall, Stack, StackConfig
 
 
@@ -219,6 +219,10 @@ def test_dropout_of_the_output_comes_after_the_final_norm():
         ({"layerdrop": 1.0}, "layerdrop: expected a probability in [0, 1), got 1.0"),
         ({"final_dropout": -0.1}, "final_dropout: expected a probability in [0, 1), got -0.1"),
         ({"layerdrop": 0.1, "block": ReversibleConfig()}, "layerdrop: a reversible stack cannot skip"),
+        (
+            {"feedforward": NoFeedForwardConfig(), "block": ReversibleConfig()},
+            "feedforward: a reversible layer has two sub-layers, got 'none'",
+        ),
     ],
 )
 def test_layers_that_cannot_be_left_out_are_refused(options: dict[str, Any], message: str):

@@ -70,6 +70,21 @@ ALTERNATIVES = {
 """Alternatives to a missing capability, other than another mechanism."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ProjectedHeads:
+    """The numbers of heads of queries, keys and values that a layer projects, and their channels.
+
+    own: whether they differ from the stack's, so that norms and positions of the stack do not fit them.
+    """
+
+    queries: int
+    keys: int
+    values: int
+    key_size: int
+    value_size: int
+    own: bool = False
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismConfig(Config):
     """Family of mechanisms: `build(num_heads, head_size)` makes the module.
@@ -131,15 +146,16 @@ class MechanismConfig(Config):
         raise NotImplementedError
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
-        """Return the channels of every gate that the layer projects from its input; empty for none."""
+        """Return the channels of every gate that the layer projects from its input; empty for none.
+
+        If there are any, the module's `forward` takes them as a last argument, [B, T, all channels]. A gate
+        of the heads' outputs is the last and has the name "output".
+        """
         return {}
 
-    def gate_width(self, num_heads: int, head_size: int) -> int:
-        """Return the channels of all gates.
-
-        If there are any, the module's `forward` takes them as a last argument, [B, T, width].
-        """
-        return sum(self.gate_sizes(num_heads, head_size).values())
+    def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> "ProjectedHeads":
+        """Return the heads of the layer's projections, for the heads of the stack."""
+        return ProjectedHeads(num_heads, kv_heads, kv_heads, head_size, head_size)
 
     def for_layer(self, layer: int) -> "MechanismConfig":
         """Return the mechanism of layer `layer` of a stack: the same in all layers by default."""

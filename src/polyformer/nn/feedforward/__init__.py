@@ -7,6 +7,7 @@ from polyformer.nn.feedforward.chunked import Chunked, ChunkedConfig
 from polyformer.nn.feedforward.dense import Dense, DenseConfig
 from polyformer.nn.feedforward.experts import Experts, ExpertsConfig
 from polyformer.nn.feedforward.gated import Gated, GatedConfig
+from polyformer.nn.feedforward.no_feedforward import NoFeedForward, NoFeedForwardConfig
 from polyformer.nn.feedforward.separable import SeparableConvolutionConfig
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "FeedForwardConfig",
     "Gated",
     "GatedConfig",
+    "NoFeedForward",
+    "NoFeedForwardConfig",
     "SeparableConvolutionConfig",
 ]
 

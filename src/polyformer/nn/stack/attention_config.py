@@ -56,6 +56,7 @@ class AttentionConfig(Config):
     global_projections: bool = False  # separate projections of global tokens (stack/global_projections)
     qk_norm: NormConfig | None = None  # of queries and keys, before positions
     qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
+    output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,11 @@ class AttentionConfig(Config):
                 f"num_key_value_heads: every query head has its own projection of the latent, expected "
                 f"{self.num_attention_heads} or null, got {self.kv_heads}"
             )
-        others = {"qk_norm": self.qk_norm is not None, "global_projections": self.global_projections}
+        others = {
+            "qk_norm": self.qk_norm is not None,
+            "global_projections": self.global_projections,
+            "output_gate": self.output_gate,
+        }
         for name, present in others.items():
             if present:
                 raise InputError(f"{name}: latent attention has no such projections; use only one of them")
@@ -165,7 +170,7 @@ class AttentionConfig(Config):
 
         pattern: between the two sequences; None for all keys.
         """
-        own = {"global_projections": False, "latent": None}
+        own = {"global_projections": False, "latent": None, "output_gate": False}
         return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), **own)
 
 

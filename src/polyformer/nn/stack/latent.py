@@ -90,7 +90,7 @@ class LatentAttention(MultiHeadAttention):
         q, latents = rotate(unrotated, self._latents(read), context, position, site)
         latents, _, new = appended(state, latents, latents[..., :0])
         y = self._attend(q, latents, context, BoundPosition(position, site))
-        return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
+        return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
 
     def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""

@@ -13,7 +13,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.block import BlockConfig, SubLayer
 from polyformer.nn.depth import Active
-from polyformer.nn.feedforward import FeedForwardConfig
+from polyformer.nn.feedforward import FeedForwardConfig, NoFeedForward
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.latent import LatentAttention
@@ -86,7 +86,9 @@ class Layer(nn.Module):
         self.attention = kind(hidden_size, attention, index)
         self.cross_attention = cross and MultiHeadAttention(hidden_size, cross, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
-        self.block = block.for_layer(index).build(hidden_size, 2 if cross is None else 3, norm, dropout)
+        self.has_feedforward = not isinstance(self.feedforward, NoFeedForward)
+        sublayers = 1 + (cross is not None) + self.has_feedforward
+        self.block = block.for_layer(index).build(hidden_size, sublayers, norm, dropout)
         self.tokenwise = norm.tokenwise
         self.can_skip_queries = attention.can_skip_queries(index) and feedforward.for_layer(index).tokenwise
 
@@ -209,13 +211,14 @@ class Layer(nn.Module):
             y, new["feedforward"] = self.feedforward(x, tokens, state.feedforward or past)
             return y
 
-        return [*attention, transform]
+        return [*attention, transform] if self.has_feedforward else attention
 
     def rerun(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
         key_input = self.block.pre_norm(read)
         attend = lambda x: self.attention(x, context, position, read=key_input)[0]  # noqa: E731
-        return self.block(x, [attend, lambda x: self.feedforward(x, context)])
+        sublayers = [attend, lambda x: self.feedforward(x, context)]
+        return self.block(x, sublayers[: 1 + self.has_feedforward])
 
 
 def detached(module: M) -> M:

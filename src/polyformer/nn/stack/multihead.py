@@ -7,6 +7,7 @@ each group of query heads shares a key head (Ainslie et al. 2023). Vaswani et al
 
 `qk_norm` normalizes queries and keys before their positions, so that scores stay bounded: each head's vector
 (Henry et al. 2020; Qwen3, Gemma 3) or the whole projection before it is split into heads (OLMo 2).
+`output_gate` multiplies the heads by sigmoid(x W_g) before W_o (Qiu et al. 2025, section 2; Qwen3-Next).
 """
 
 import dataclasses
@@ -84,22 +85,31 @@ class MultiHeadAttention(nn.Module):
             # For the mechanism, global tokens are only keys that all queries see.
             mechanism = dataclasses.replace(mechanism, pattern=split_global_tokens(mechanism.pattern)[0])
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
-        gates = mechanism.gate_width(config.num_attention_heads, self.head_size)
-        self.gate = Linear(hidden_size, gates, bias=False) if gates else None
+        gates = mechanism.gate_sizes(config.num_attention_heads, self.head_size)
+        # A mechanism with an output gate applies it itself, see `_gates`.
+        self.gates_heads = config.output_gate and "output" not in gates
+        output = gates.pop("output", self.output.in_features if self.gates_heads else 0)
+        bias = self.gates_heads and config.has_bias("query")
+        self.gate = Linear(hidden_size, sum(gates.values()), bias=False) if gates else None
+        self.output_gate = Linear(hidden_size, output, bias=bias) if output else None
 
     def _add_projections(self, hidden_size: int) -> None:
         """Add the projections, and the norms of queries and keys."""
-        config = self.config
+        config, mechanism = self.config, self.config.mechanism.for_layer(self.layer)
         # With H query heads and Hkv key heads of width D: W_q [E, H D], W_k and W_v [E, Hkv D], W_o [H D, E].
-        inner, inner_kv = config.num_attention_heads * self.head_size, config.kv_heads * self.head_size
+        heads = mechanism.projected_heads(config.num_attention_heads, config.kv_heads, self.head_size)
+        self.head_size, self.value_size, self.own_heads = heads.key_size, heads.value_size, heads.own
+        inner, inner_kv = heads.queries * heads.key_size, heads.keys * heads.key_size
+        inner_values = heads.values * heads.value_size
         self.query = Linear(hidden_size, inner, bias=config.has_bias("query"))
         # LSH attention uses the queries as keys, and then there is no key projection.
-        shared = config.mechanism.for_layer(self.layer).shares_queries
+        shared = mechanism.shares_queries
         self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
-        self.value = Linear(hidden_size, inner_kv, bias=config.has_bias("value"))
-        self.output = Linear(inner, hidden_size, bias=config.has_bias("output"))
+        self.value = Linear(hidden_size, inner_values, bias=config.has_bias("value"))
+        width = inner_values if heads.own else inner
+        self.output = Linear(width, hidden_size, bias=config.has_bias("output"))
         widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
-        norm = config.qk_norm
+        norm = None if heads.own else config.qk_norm
         self.query_norm, self.key_norm = (norm and norm.build(width) for width in widths)
 
     def new_state(self, reserve: int) -> State | None:
@@ -137,25 +147,26 @@ class MultiHeadAttention(nn.Module):
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
             q, k, v = linears(x, (self.query, self.key, self.value))
-            q, k, v = self._heads(q, self.query_norm), self._heads(k, self.key_norm), self._heads(v)
+            q, k = self._heads(q, self.query_norm), self._heads(k, self.key_norm)
+            v = split_heads(v, self.value_size)
         else:
             q, (k, v) = self._queries(x, active), self.keys_and_values(read)
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
-        q, k = rotate(q, k, context, position, site)
+        if not self.own_heads:
+            q, k = rotate(q, k, context, position, site)
         terms = BoundPosition(position, site)
         if self.global_attention is None:
             if isinstance(state, CompressedCache):
                 y, new = self._compressed(q, unrotated, k, v, context, terms, state)
             else:
-                gates = () if self.gate is None else (self.gate(read),)
-                y, new = self.mechanism(q, k, v, context, state, terms, *gates)
-            return self._merge_heads(y if mix is None else mix(y, unrotated), active), new
+                y, new = self.mechanism(q, k, v, context, state, terms, *self._gates(read))
+            return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
-        return self._merge_heads(y), None if own is None or cache is None else GlobalState(own, cache)
+        return self._merge_heads(y, x), None if own is None or cache is None else GlobalState(own, cache)
 
     def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
@@ -177,7 +188,9 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
-        return self._heads((self.key or self.query)(x), self.key_norm), self._heads(self.value(x))
+        return self._heads((self.key or self.query)(x), self.key_norm), split_heads(
+            self.value(x), self.value_size
+        )
 
     def cross(
         self,
@@ -193,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         """
         state = self.project_source(source, state)
         y, _ = self.mechanism(self._queries(x, active), state.keys, state.values, context, None, None)
-        return self._merge_heads(y, active), state
+        return self._merge_heads(y, x, active), state
 
     def project_source(self, source: Tensor | None, state: State | None = None) -> ProjectedSource:
         """Return keys and values of source [B, S, E], or `state` if it has them already."""
@@ -225,6 +238,12 @@ class MultiHeadAttention(nn.Module):
         mod = None if distances is None else distances.score_mod(q, k, context)
         return y, state.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))
 
+    def _gates(self, read: Tensor) -> tuple[Tensor, ...]:
+        """Return the gates [B, T, C] of a mechanism with gates, its output gate last."""
+        output = None if self.gates_heads else self.output_gate
+        layers = [layer for layer in (self.gate, output) if layer is not None]
+        return (torch.cat(list(linears(read, layers)), -1),) if layers else ()
+
     def _site(self) -> Site:
         """Return the layer and its projections, for position schemes that use them."""
         heads = self.config.num_attention_heads
@@ -243,8 +262,11 @@ class MultiHeadAttention(nn.Module):
             projected = norm(projected.unflatten(-1, (-1, self.head_size))).flatten(-2)
         return split_heads(projected, self.head_size)
 
-    def _merge_heads(self, heads: Tensor, active: Active | None = None) -> Tensor:
-        """Return the output projection of the heads [B, H, T, D], for all tokens or the active tokens."""
+    def _merge_heads(self, heads: Tensor, x: Tensor, active: Active | None = None) -> Tensor:
+        """Return the output projection of the heads [B, H, T, D], for the tokens x: all or the active."""
         # [B, H, T, D] -> [B, T, H, D] -> [B, T, H D], the concatenation of the heads.
         y = heads.transpose(1, 2).flatten(2)
-        return self.output(y if active is None else active.gather(y))
+        y = y if active is None else active.gather(y)
+        if self.gates_heads and self.output_gate is not None:
+            y = y * self.output_gate(x).sigmoid()
+        return self.output(y)

@@ -22,7 +22,7 @@ from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.nn.block import BlockConfig, PostNormConfig, ReversibleConfig, merge_streams, split_streams
 from polyformer.nn.depth import Depth, DepthConfig, DepthInput, FixedConfig, Halting
-from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig
+from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig, NoFeedForwardConfig
 from polyformer.nn.memory import Memory, MemoryConfig, NoMemoryConfig
 from polyformer.nn.memory.base import check_position
 from polyformer.nn.stack.attention_config import AttentionConfig, check_position_terms
@@ -86,8 +86,10 @@ class StackConfig(Config):
         self._check_norm()
 
     def _check_feedforward(self) -> None:
-        """Raise `InputError` for a stateful feed-forward in a reversible stack with a memory."""
+        """Raise `InputError` for a feed-forward that a reversible stack cannot have."""
         parts = [self.feedforward.for_layer(layer) for layer in range(self.num_hidden_layers)]
+        if self.block.reversible and any(isinstance(part, NoFeedForwardConfig) for part in parts):
+            raise InputError("feedforward: a reversible layer has two sub-layers, got 'none'; use 'dense'")
         remembers = not isinstance(self.memory, NoMemoryConfig)
         if self.block.reversible and remembers and any(part.stateful for part in parts):
             raise InputError(

@@ -288,8 +288,9 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
         raise refuse("global_projections are not divided by heads")
     if not isinstance(attention.mechanism, SoftmaxAttention):
         raise refuse(f"the mechanism {quote(config.mechanism.kind)} is not divided by heads; 'softmax' is")
-    if config.qk_norm is not None:
-        raise refuse("qk_norm is not divided by heads")
+    for option in ("qk_norm", "output_gate"):
+        if getattr(config, option):
+            raise refuse(f"{option} is not divided by heads")
     if attention.mechanism.config.sink:
         raise refuse("the sinks of softmax attention are not divided by heads")
     pattern = attention.mechanism.config.pattern

@@ -1,12 +1,17 @@
 """The common parts of linear recurrences: state, documents, padding and directions.
 
     q, k, v = silu(D * q), silu(D * k), silu(D * v)        with short convolutions D (`short_convolution`)
+    q_h, k_h = q_(h // n), k_(h // n)                       n value heads for a key head (`heads`)
     y = scan(q, k, v, gates)                                see `scan`
     y = RMSNorm(y) silu(z)                                  per head, for members with an output gate z
 
 A decoder scans from the first token to the last. An encoder scans in both directions and adds the outputs;
 the token itself counts once if nothing is erased. Gates are projected from the input of the layer
 (`MechanismConfig.gate_sizes`).
+
+With its own `heads` a layer has queries and keys of another width than its values, and few of them: in
+Mamba-2 they are B and C of a group of heads (Dao and Gu 2024, section 7.2). Positions and `qk_norm` of the
+stack do not change them.
 """
 
 import dataclasses
@@ -24,29 +29,60 @@ from polyformer.attention.mechanisms.base import (
     MechanismBackend,
     MechanismConfig,
     PositionTerms,
+    ProjectedHeads,
     check_head_size,
 )
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.depthwise_convolution import depthwise_convolution
 from polyformer.core.ops.norms import RMSNorm
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recording
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentHeadsConfig(Config):
+    """Heads of a recurrent layer that differ from the stack's: `value_heads` states [key_size, value_size].
+
+    Each of the `key_heads` queries and keys belongs to a group of consecutive value heads.
+    """
+
+    key_heads: PositiveInt
+    value_heads: PositiveInt
+    key_size: PositiveInt
+    value_size: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise InputError(
+                f"key_heads: expected a divisor of the {self.value_heads} value_heads, got {self.key_heads}"
+            )
+
+    @property
+    def channels(self) -> int:
+        """Return the channels of queries, keys and values together."""
+        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrenceConfig(MechanismConfig):
-    """Options of all members. `short_convolution`: tokens that the short convolutions of q, k and v read;
-    null for none.
+    """Options of all members.
+
+    `short_convolution`: tokens that the short convolutions of q, k and v read; null for none.
+    `convolution_bias`: whether they add a bias. `heads`: the layer's own heads; null for the stack's.
 
     Class attributes: `gates`, the names of gates with a number per head; `output_gate`, whether z exists;
     `output_norm`, whether heads are normed.
     """
 
     short_convolution: PositiveInt | None = None
+    convolution_bias: bool = False
+    heads: RecurrentHeadsConfig | None = None
+    norm_eps: PositiveFloat = 1e-5  # of the norm of the outputs
     backend: MechanismBackend = "auto"  # "definition": token by token
 
     supports_score_bias: ClassVar[bool] = False
@@ -59,8 +95,19 @@ class RecurrenceConfig(MechanismConfig):
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """See `MechanismConfig.gate_sizes`."""
+        if self.heads is not None:
+            num_heads, head_size = self.heads.value_heads, self.heads.value_size
         sizes = dict.fromkeys(self.gates, num_heads)
         return sizes | ({"output": num_heads * head_size} if self.output_gate else {})
+
+    def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> ProjectedHeads:
+        """Return the layer's own heads, or those of the stack."""
+        heads = self.heads
+        if heads is None:
+            return super().projected_heads(num_heads, kv_heads, head_size)
+        return ProjectedHeads(
+            heads.key_heads, heads.key_heads, heads.value_heads, heads.key_size, heads.value_size, own=True
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +131,22 @@ class Recurrence(Mechanism):
     def __init__(self, config: RecurrenceConfig, num_heads: int, head_size: int):
         super().__init__()
         check_head_size(head_size)
-        self.config, self.num_heads, self.head_size = config, num_heads, head_size
+        self.config, heads, shape = config, config.heads, (3, num_heads, head_size)
+        self.num_heads, self.key_size, self.head_size = num_heads, head_size, head_size
+        if heads is not None:
+            shape = (heads.channels,)
+            self.num_heads, self.key_size, self.head_size = (
+                heads.value_heads,
+                heads.key_size,
+                heads.value_size,
+            )
+        self.taps_bias = None
         if config.short_convolution is not None:
-            # Key heads are repeated for the query heads, so every head has taps of its keys.
-            self.taps = nn.Parameter(torch.empty(config.short_convolution, 3, num_heads, head_size))
-            nn.init.uniform_(self.taps, -(config.short_convolution**-0.5), config.short_convolution**-0.5)
-        self.norm = RMSNorm(head_size, eps=1e-5) if config.output_norm else None
+            bound = config.short_convolution**-0.5
+            self.taps = nn.Parameter(torch.empty(config.short_convolution, *shape).uniform_(-bound, bound))
+            if config.convolution_bias:
+                self.taps_bias = nn.Parameter(torch.zeros(shape))
+        self.norm = RMSNorm(self.head_size, eps=config.norm_eps) if config.output_norm else None
 
     def new_state(self, reserve: int) -> State:
         """Return the state before the first token; its size does not grow with the number of tokens."""
@@ -120,7 +177,7 @@ class Recurrence(Mechanism):
         position: PositionTerms,
         gates: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
-        """See `Mechanism.forward`. gates: [B, T, `gate_width`], from the layer's input.
+        """See `Mechanism.forward`. gates: [B, T, C], from the layer's input.
 
         By default gates are 0, and the output has no gate.
         """
@@ -129,9 +186,12 @@ class Recurrence(Mechanism):
         with without_autocast(q):
             # Keys without queries get queries of zeros, and their outputs are dropped.
             q = F.pad(at_least_float32(q), (0, 0, k.shape[2] - queries, 0))
-            k, v = (at_least_float32(x).repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            k, v = at_least_float32(k), at_least_float32(v)
             table = self._gates(k, gates)
+            if self.config.heads is None:  # every head has taps of its keys
+                k, v = self._repeated(k), self._repeated(v)
             q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
+            q, k = self._repeated(q), self._repeated(k)
             scan = self._masked(self.inputs(q, k, v, table), context, past)
             if recording():
                 self._record(scan, context, past, queries)
@@ -144,6 +204,10 @@ class Recurrence(Mechanism):
     def per_head(self, gate: Tensor) -> Tensor:
         """Return a gate [B, T, H c] by heads, [B, H, T, c]."""
         return gate.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _repeated(self, x: Tensor) -> Tensor:
+        """Return x [B, h, T, D] for all heads: each head of x serves a group of heads."""
+        return x.repeat_interleave(self.num_heads // x.shape[1], 1) if x.shape[1] < self.num_heads else x
 
     def weights(self, scan: ScanInputs, context: Context) -> Tensor:
         """Return the weight of every token's value in every output of the scan, [B, H, T, T]."""
@@ -179,11 +243,14 @@ class Recurrence(Mechanism):
         if self.config.short_convolution is None:
             return q, k, v, None, None
         taps, length = self.taps.to(q.dtype).flatten(1), q.shape[2]
-        x = torch.stack([q, k, v], 1).permute(0, 3, 1, 2, 4).flatten(2)  # [B, T, 3 H D]
+        tables = [x.transpose(1, 2) for x in (q, k, v)]
+        x = torch.cat([table.flatten(2) for table in tables], 2)  # [B, T, C], the channels of all heads
         valid, doc = (None if x is None else x[:, -length:] for x in (context.kv_valid, context.kv_doc))
         y, tokens, docs = depthwise_convolution(x, taps, context.causal, valid, doc, past.tokens, past.docs)
-        y = F.silu(y).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return y[0], y[1], y[2], tokens, docs
+        y = F.silu(y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten())
+        parts = y.split([table.shape[2] * table.shape[3] for table in tables], 2)
+        q, k, v = (part.view(table.shape).transpose(1, 2) for part, table in zip(parts, tables))
+        return q, k, v, tokens, docs
 
     def _masked(self, scan: ScanInputs, context: Context, past: RecurrentState) -> ScanInputs:
         """Return the inputs with padding that changes no state, and with the starts of documents."""
@@ -212,6 +279,11 @@ class Recurrence(Mechanism):
             if scan.erase is None:
                 y = y - (scan.q * scan.k).sum(-1, keepdim=True) * scan.v
         return y, matrix
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x / sqrt(|x|^2 + 1e-6) for vectors [..., D]: of length 1, or 0 for zeros."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def inverse_softplus(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The delta rule: a token replaces the value that the state holds for its key.
 
     S_t = S_(t-1) - b_t k_t (S_(t-1)^T k_t - v_t)^T        y_t = S_t^T q_t / sqrt(D)
-    q, k = q / |q|, k / |k|        b_t = sigmoid(x_t . w)        output = RMSNorm(y)
+    q, k = unit(q), unit(k)        b_t = sigmoid(x_t . w)        output = RMSNorm(y)
 
 x is the input of the layer. With b_t = 1 the state returns exactly v_t for k_t. q, k and v pass a short
 convolution first. b_t up to 2 (`reflect`) lets the state turn a direction around, which tracking a parity
@@ -12,10 +12,9 @@ al. 2025 for `reflect`.
 import dataclasses
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.mechanisms.recurrence.base import Recurrence, RecurrenceConfig
+from polyformer.attention.mechanisms.recurrence.base import Recurrence, RecurrenceConfig, unit
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.core.ranges import PositiveInt
 
@@ -52,5 +51,5 @@ class Delta(Recurrence):
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return unit queries and keys and b v."""
         erase = self.per_head(gates["erase"]).sigmoid() * (2 if self.config.reflect else 1)
-        q, k = (F.normalize(x, dim=-1, eps=1e-6) for x in (q, k))
-        return ScanInputs(q * self.head_size**-0.5, k, v * erase, erase=erase)
+        q, k = (unit(x) for x in (q, k))
+        return ScanInputs(q * self.key_size**-0.5, k, v * erase, erase=erase)

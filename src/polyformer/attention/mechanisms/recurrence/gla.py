@@ -52,10 +52,10 @@ class GatedLinearAttention(Recurrence):
 
     def __init__(self, config: GLAConfig, num_heads: int, head_size: int):
         super().__init__(config, num_heads, head_size)
-        self.decay = nn.Linear(config.rank, num_heads * head_size)
+        self.decay = nn.Linear(config.rank, self.num_heads * self.key_size)
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return q / sqrt(D), k and v with the decays log a_t."""
         logit = F.linear(gates["low_rank"], self.decay.weight.to(q.dtype), self.decay.bias.to(q.dtype))
         decay = F.logsigmoid(self.per_head(logit)) / self.config.temperature
-        return ScanInputs(q * self.head_size**-0.5, k, v, decay)
+        return ScanInputs(q * self.key_size**-0.5, k, v, decay)

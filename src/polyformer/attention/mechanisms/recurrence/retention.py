@@ -39,4 +39,4 @@ class Retention(Recurrence):
         """Return q / sqrt(D), k and v with constant decays."""
         heads = torch.arange(self.num_heads, device=q.device, dtype=q.dtype)
         decay = torch.log1p(-(2.0 ** (-5 - heads))).view(-1, 1, 1).expand(*q.shape[:3], 1)
-        return ScanInputs(q * self.head_size**-0.5, k, v, decay)
+        return ScanInputs(q * self.key_size**-0.5, k, v, decay)
