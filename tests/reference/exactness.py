@@ -1,6 +1,7 @@
 """transformers' models without their roundings: what they compute in float32 whatever the model's type is
 computed here in that type, so that float64 is compared with float64."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.longformer import modeling_longformer
 from transformers.models.m2m_100 import modeling_m2m_100
+from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.olmo2 import modeling_olmo2
@@ -144,16 +146,26 @@ def t5(patch: Patch) -> None:
     patch.setattr(modeling_t5.T5LayerNorm, "forward", forward)
 
 
-def xlm(patch: Patch) -> None:
-    plain = modeling_xlm.MultiHeadAttention.forward
+def in_double(patch: Patch, module: Any, *kinds: Any) -> None:
+    """Casts to float32 in passes of float64 models of these classes are casts to float64."""
 
-    def forward(self: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            if input.dtype == torch.float64:
-                inner.setattr(torch.Tensor, "float", torch.Tensor.double)
-            return plain(self, input, *rest, **named)
+    def exact(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+            with pytest.MonkeyPatch.context() as inner:
+                if next(self.parameters()).dtype == torch.float64:
+                    inner.setattr(module, "torch", Double())
+                    inner.setattr(torch.Tensor, "float", torch.Tensor.double)
+                return plain(self, *inputs, **named)
 
-    patch.setattr(modeling_xlm.MultiHeadAttention, "forward", forward)
+        return forward
+
+    for kind in kinds:
+        patch.setattr(kind, "forward", exact(kind.forward))
+
+
+def mamba2(patch: Patch) -> None:
+    in_double(patch, modeling_mamba2, modeling_mamba2.Mamba2Model, modeling_mamba2.Mamba2ForCausalLM)
 
 
 PATCHES: dict[str, Callable[[Patch], None]] = {
@@ -167,6 +179,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "llama": llama,
     "longformer": longformer,
     "m2m_100": m2m_100,
+    "mamba2": mamba2,
     "mistral": llama,
     "modernbert": modernbert,
     "olmo2": llama,
@@ -175,7 +188,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "qwen3": llama,
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
     "t5": t5,
-    "xlm": xlm,
+    "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
 }
 """Replacements in transformers' modules, for one test, by model_type."""
 

@@ -118,6 +118,18 @@ def test_descendants_of_bert_write_as_decoders(name: str, task: str, tmp_path: P
     verify_generation(ours, theirs)
 
 
+@torch.no_grad()
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", ["mamba2"])
+def test_recurrent_decoders_write_from_their_state(name: str, tmp_path: Path):
+    """transformers' classes return no attention weights of these layers."""
+    theirs: Any = shaken(their_model(name, "ForCausalLM", **TABLE[name].configs[0]), 0.6)
+    ours = loaded(theirs, tmp_path)
+    verify_cache(ours, theirs)
+    verify_generation(ours, theirs)
+    verify_generation(ours, theirs, num_beams=3)
+
+
 def test_a_roberta_writes_as_a_decoder(tmp_path: Path):
     """Theirs counts positions of padded rows from the ids."""
     theirs: Any = shaken(their_model("roberta", "ForCausalLM", **SPECIAL), 0.6)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,35 @@ class Fused(Converter):
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         """Join n tensors [E', ...] to [n E', ...]."""
         return torch.cat(list(ours))
+
+
+@dataclasses.dataclass(frozen=True)
+class Interleaved(Converter):
+    """Projections of several sizes in one matrix: in each of its groups of rows, a part of every projection.
+
+    `layout` returns the groups of a model, and the rows of each projection. With a single tensor of ours, it
+    has the projections one after the other.
+    """
+
+    layout: Callable[[Any], tuple[int, Sequence[int]]]
+    groups: int = 1
+    sizes: Sequence[int] = ()
+
+    def for_config(self, config: Any) -> "Interleaved":
+        """Return the converter for the groups and rows of a model."""
+        groups, sizes = self.layout(config)
+        return dataclasses.replace(self, groups=groups, sizes=sizes)
+
+    def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        """Split rows into the projections."""
+        rows = theirs.unflatten(0, (self.groups, -1)).split([size // self.groups for size in self.sizes], 1)
+        parts = [part.flatten(0, 1) for part in rows]
+        return [torch.cat(parts)] if len(self.ours) == 1 else parts
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Join the projections group by group."""
+        parts = ours[0].split(self.sizes) if len(ours) == 1 else ours
+        return torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from polyformer.models.checkpoints.families.common import (
     multiple_choice,
 )
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, layered
+from polyformer.models.checkpoints.key_mapping import Converter, Interleaved, layered
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig
@@ -80,26 +80,10 @@ TAPS = tuple(f"encoder.convolution.taps.{i}.weight" for i in range(3))
 CONVOLUTION = activation("conv_act", "tanh", "encoder.convolution.convolution_activation")
 
 
-@dataclasses.dataclass(frozen=True)
-class Interleaved(Converter):
-    """Query, key and value of each head in turn: [H 3 D, E]."""
-
-    heads: int = 1
-
-    def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Split [H 3 D, E] into 3 tensors [H D, E]."""
-        projections = theirs.unflatten(0, (self.heads, len(self.ours), -1))
-        return [projection.flatten(0, 1) for projection in projections.unbind(1)]
-
-    def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Join 3 tensors [H D, E] to [H 3 D, E]."""
-        heads = [projection.unflatten(0, (self.heads, -1)) for projection in ours]
-        return torch.stack(heads, 1).flatten(0, 2)
-
-    def for_config(self, config: ModelConfig) -> "Interleaved":
-        """Return the converter for the number of heads of a model."""
-        assert config.encoder is not None
-        return dataclasses.replace(self, heads=config.encoder.attention.num_attention_heads)
+def heads(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
+    """Return the heads of a model, and the rows of queries, keys and values."""
+    assert config.encoder is not None
+    return config.encoder.attention.num_attention_heads, (config.hidden_size,) * 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +219,7 @@ class Deberta(DebertaFamily):
     key_mapping: ClassVar = {
         **TRUNK,
         f"{SELF}.in_proj": Interleaved(
-            tuple(f"encoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value"))
+            tuple(f"encoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value")), heads
         ),
         f"{SELF}.[q|v]_bias": "encoder.layers.{i}.attention.[query|value].bias",
         f"{SELF}.pos_proj": POSITION_KEYS,
