@@ -29,6 +29,7 @@ from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.xlm import modeling_xlm
@@ -168,6 +169,11 @@ def mamba2(patch: Patch) -> None:
     in_double(patch, modeling_mamba2, modeling_mamba2.Mamba2Model, modeling_mamba2.Mamba2ForCausalLM)
 
 
+def qwen3_next(patch: Patch) -> None:
+    patch.setattr(modeling_qwen3_next, "torch", Double())
+    in_double(patch, modeling_qwen3_next, modeling_qwen3_next.Qwen3NextModel)
+
+
 PATCHES: dict[str, Callable[[Patch], None]] = {
     "deberta": deberta,
     "deberta-v2": deberta,
@@ -186,6 +192,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "phi3": llama,
     "qwen2": llama,
     "qwen3": llama,
+    "qwen3_next": qwen3_next,
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
     "t5": t5,
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
@@ -205,6 +212,8 @@ def with_exact_tables(theirs: Any) -> Any:
         trunk.pos_encoding = modeling_ctrl.positional_encoding(*size, torch.float64)
     if name == "gptj":
         theirs = with_exact_waves(theirs)
+    if name in ("gpt_oss", "qwen3_next"):  # torch's kernel of grouped products has no float64
+        theirs.set_experts_implementation("eager")
     own = name in ("bart", "bigbird_pegasus", "xlm")
     if type(theirs).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not own:
         theirs.loss_function = next_tokens

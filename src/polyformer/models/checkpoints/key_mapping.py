@@ -1,9 +1,9 @@
 """The table between a public checkpoint's tensors and ours: one table, both directions.
 
 A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
-relates weight and bias) or single tensors; `{i}` is the number of a layer, `{e}` of an expert in it, and
-"[a|b]" on both sides means two entries. If one of their tensors contains several of ours, or has another
-memory layout, a `Converter` converts it.
+relates weight and bias) or single tensors; `{i}` is the number of a layer, `{e}` of an expert, and "[a|b]"
+on both sides means two entries. With `{e}` only in ours, their tensor contains the tensors of all experts. If
+one of their tensors contains several of ours, or has another memory layout, a `Converter` converts it.
 """
 
 import dataclasses
@@ -49,6 +49,19 @@ class Unsqueezed(Converter):
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         """Add the dimension."""
         return ours[0].unsqueeze(self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taps(Converter):
+    """The weights of a depthwise convolution of width w: theirs [C, 1, w], ours [w, C]."""
+
+    def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        """Put taps before channels."""
+        return (theirs.squeeze(1).T.contiguous(),)
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Put channels before taps."""
+        return ours[0].T.unsqueeze(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +125,6 @@ KeyMapping = Mapping[str, "str | Converter"]
 # Suffixes after a key of the table: it names a tensor, or a module that has these tensors.
 ENDINGS = ("", ".weight", ".bias")
 
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
-
 
 def transposed(*ours: str) -> Converter:
     """Return a `Transposed` of these modules of ours."""
@@ -162,17 +173,28 @@ def links(mapping: KeyMapping, own: Iterable[str], layers: int, group: int = 1) 
     group: the number of our layers per layer of theirs; `{i}` is theirs, and `{j}` counts layers in it.
     """
     have = set(own)
-    experts = 1 + max((int(number) for name in have for number in EXPERT.findall(name)), default=-1)
     for theirs, target in mapping.items():
         converter = Converter((target,)) if isinstance(target, str) else target
         # Entries without {i} are outside the layers.
         numbers = range(layers) if "{i}" in theirs else range(1)
-        for i, e in itertools.product(numbers, range(experts) if "{e}" in theirs else range(1)):
+        for i in numbers:
             for ending in ENDINGS:
-                names = (name.replace("{i}", str(i)).replace("{e}", str(e)) for name in converter.ours)
-                ours = tuple(name + ending for name in names)
-                # A module without a bias has none on either side; a layer may have no experts.
-                if have.issuperset(ours):
-                    key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group))
-                    key = key.replace("{e}", str(e)) + ending
-                    yield Link(key, dataclasses.replace(converter, ours=ours))
+                ours = tuple(name.replace("{i}", str(i)) + ending for name in converter.ours)
+                key = theirs.replace("{i}", str(i // group)).replace("{j}", str(i % group)) + ending
+                for name, parts in _by_experts(key, ours, have):
+                    # A module without a bias has none on either side; a layer may have no experts.
+                    if parts and have.issuperset(parts):
+                        yield Link(name, dataclasses.replace(converter, ours=parts))
+
+
+def _by_experts(theirs: str, ours: tuple[str, ...], have: set[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield an entry for each expert, or with `{e}` only in `ours` a single entry with all experts."""
+    if not any("{e}" in name for name in ours):
+        yield theirs, ours
+        return
+    numbers = itertools.takewhile(lambda e: ours[0].replace("{e}", str(e)) in have, itertools.count())
+    experts = [tuple(name.replace("{e}", str(e)) for name in ours) for e in numbers]
+    if "{e}" not in theirs:
+        yield theirs, tuple(itertools.chain(*experts))
+    else:
+        yield from ((theirs.replace("{e}", str(e)), parts) for e, parts in enumerate(experts))

@@ -34,7 +34,7 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     kind: ClassVar[str] = "gated_delta"
     paper: ClassVar[str] = "Yang et al. 2025 (Gated DeltaNet), section 3"
-    gates: ClassVar[tuple[str, ...]] = ("decay", "erase")
+    gates: ClassVar[tuple[str, ...]] = ("erase", "decay")
     output_gate: ClassVar[bool] = True
 
     def build(self, num_heads: int, head_size: int) -> "GatedDelta":

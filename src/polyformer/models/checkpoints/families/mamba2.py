@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import Tree, option
 from polyformer.models.checkpoints.families.common import LAST_TOKEN
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Converter, Interleaved
+from polyformer.models.checkpoints.key_mapping import Interleaved, Taps
 from polyformer.models.checkpoints.values import options, special
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
@@ -44,24 +44,24 @@ def projected(config: ModelConfig) -> tuple[int, Sequence[int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taps(Converter):
-    """The convolution of x, B and C: theirs [C, 1, w], or a bias [C]; ours [w, C] or [C], values last."""
+class ReversedTaps(Taps):
+    """The convolution of x, B and C, or its bias; ours is of C, B and x."""
 
     sizes: tuple[int, ...] = ()
 
-    def for_config(self, config: ModelConfig) -> "Taps":
+    def for_config(self, config: ModelConfig) -> "ReversedTaps":
         """Return the converter for the channels of a model."""
         values, keys = channels(config)
         return dataclasses.replace(self, sizes=(values, keys, keys))
 
     def split(self, theirs: Tensor) -> Sequence[Tensor]:
-        """Reverse the order of x, B and C, and put taps before channels."""
+        """Reverse the order of x, B and C."""
         ours = torch.cat(theirs.split(self.sizes)[::-1])
-        return (ours.squeeze(1).T.contiguous() if ours.dim() == 3 else ours,)
+        return super().split(ours) if ours.dim() == 3 else (ours,)
 
     def join(self, ours: Sequence[Tensor]) -> Tensor:
-        """Undo both."""
-        theirs = ours[0].T.unsqueeze(1) if ours[0].dim() == 2 else ours[0]
+        """Reverse the order of C, B and x."""
+        theirs = super().join(ours) if ours[0].dim() == 2 else ours[0]
         return torch.cat(theirs.split(self.sizes[::-1])[::-1])
 
 
@@ -104,8 +104,8 @@ class Mamba2(Family):
         ),
         "layers.{i}.mixer.out_proj": f"{LAYER}.output",
         "layers.{i}.mixer.norm": f"{LAYER}.mechanism.norm",
-        "layers.{i}.mixer.conv1d.weight": Taps((f"{LAYER}.mechanism.taps",)),
-        "layers.{i}.mixer.conv1d.bias": Taps((f"{LAYER}.mechanism.taps_bias",)),
+        "layers.{i}.mixer.conv1d.weight": ReversedTaps((f"{LAYER}.mechanism.taps",)),
+        "layers.{i}.mixer.conv1d.bias": ReversedTaps((f"{LAYER}.mechanism.taps_bias",)),
         "layers.{i}.mixer.[A_log|dt_bias|D]": f"{LAYER}.mechanism.[log_rate|bias|residual]",
         "norm_f": "decoder.final_norm",
     }

@@ -60,6 +60,18 @@ def get_patterns(tree: Tree, side: str) -> list[Window | None] | None:
     return [pattern if isinstance(pattern, Window) else None for pattern in patterns]
 
 
+def in_turn(name: str, parts: Sequence[Tree]) -> Tree:
+    """Return the parts of all layers as one: the only one, or an `alternate` with the list `name`."""
+    parts = period(parts)
+    return parts[0] if len(parts) == 1 else {"kind": "alternate", name: parts}
+
+
+def of_layers(name: str, tree: Tree, count: int) -> list[Tree]:
+    """Return the part of each of `count` layers, the inverse of `in_turn`."""
+    parts = tree[name] if tree["kind"] == "alternate" else [tree]
+    return [parts[layer % len(parts)] for layer in range(count)]
+
+
 def period(values: Sequence[T]) -> list[T]:
     """Return the shortest beginning of a list that gives the whole list by repetition."""
     lengths = range(1, len(values) + 1)
