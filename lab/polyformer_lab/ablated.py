@@ -11,9 +11,7 @@ from polyformer.attention.mechanisms.recurrence.retention import Retention, Rete
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.ranges import PositiveShare
-from polyformer.core.sequence.context import Context
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
-from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,25 +44,6 @@ class NoNormConfig(NormConfig):
     def build(self, width: int) -> nn.Module:
         """Return the identity."""
         return nn.Identity()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NoFeedForwardConfig(FeedForwardConfig):
-    """No feed-forward: zeros, which leave the residual stream as it is."""
-
-    kind: ClassVar[str] = "none"
-
-    def build(self, hidden_size: int) -> "NoFeedForward":
-        """Return the module without parameters."""
-        return NoFeedForward()
-
-
-class NoFeedForward(FeedForward):
-    """Zeros of the shape of the input."""
-
-    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
-        """Return zeros of the shape of x [..., E]."""
-        return x.new_zeros(x.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
