@@ -8,7 +8,8 @@
 For a softmax, the first form of g is the softmax over the chosen experts. b (`selection_bias`) changes which
 experts are chosen, and no gate. It has no gradient: after each backward pass it grows by `bias_rate` for
 experts with fewer tokens than the mean, and falls by as much for experts with more (Wang et al. 2024,
-algorithm 1). Counts are all-reduced over all processes. With the rate 0, b is constant.
+algorithm 1). Counts are all-reduced over all processes; accumulated batches change b one by one. With the
+rate 0, b is constant.
 
 With `groups`, a token chooses among the experts of `groups_used` groups: those with the largest sum of their
 `group_top` best s + b. DeepSeek-V2 ranks groups by their best expert, DeepSeek-V3 by their best two.
