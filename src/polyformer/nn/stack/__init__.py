@@ -9,7 +9,8 @@ from polyformer.nn.stack.global_projections import copy_local_projections
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import MultiHeadAttention
-from polyformer.nn.stack.stack import Stack, StackConfig
+from polyformer.nn.stack.stack import Stack
+from polyformer.nn.stack.stack_config import StackConfig
 
 __all__ = [
     "AdaptiveConfig",
