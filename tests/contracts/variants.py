@@ -38,6 +38,9 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "grouped": lambda base: replaced(
         base, AttentionConfig, lambda config: AttentionConfig.from_dict(config.to_dict() | GROUPED)
     ),
+    "value residual": lambda base: replaced(
+        base, AttentionConfig, lambda config: dataclasses.replace(config, value_residual=True)
+    ),
     "latent": lambda base: replaced(
         replaced(base, PositionConfig, lambda _: RopeConfig()),
         AttentionConfig,

@@ -57,6 +57,7 @@ class AttentionConfig(Config):
     qk_norm: NormConfig | None = None  # of queries and keys, before positions
     qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
     output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
+    value_residual: bool = False  # sums with the values of the first layer (stack/multihead.py)
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
 
     def __post_init__(self) -> None:
@@ -76,6 +77,8 @@ class AttentionConfig(Config):
                 raise InputError(f"{option}: {kind} needs a multiple of {multiple}, got {count}")
         if self.global_projections:
             check_global(self.mechanism)
+            if self.value_residual:
+                raise InputError("value_residual: expected false with global_projections, got true")
         self._check_qk_norm()
         self._check_latent()
         for name in () if isinstance(self.bias, bool) else self.bias:
@@ -112,6 +115,7 @@ class AttentionConfig(Config):
             "qk_norm": self.qk_norm is not None,
             "global_projections": self.global_projections,
             "output_gate": self.output_gate,
+            "value_residual": self.value_residual,
         }
         for name, present in others.items():
             if present:
@@ -170,8 +174,8 @@ class AttentionConfig(Config):
 
         pattern: between the two sequences; None for all keys.
         """
-        own = {"global_projections": False, "latent": None, "output_gate": False}
-        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), **own)
+        own = dict.fromkeys(("global_projections", "output_gate", "value_residual"), False)
+        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), latent=None, **own)
 
 
 def check_position_terms(position: Position, mechanism: MechanismConfig, latent: bool) -> None:

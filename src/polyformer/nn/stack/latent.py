@@ -81,6 +81,7 @@ class LatentAttention(MultiHeadAttention):
         memory: Tensor | None = None,
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,
         active: Active | None = None,
+        first_values: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """Return the same as `MultiHeadAttention.forward`; the next state has the latents of x."""
         read = x if read is None else read
@@ -92,7 +93,14 @@ class LatentAttention(MultiHeadAttention):
         y = self._attend(q, latents, context, BoundPosition(position, site))
         return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
 
-    def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
+    def extended(
+        self,
+        read: Tensor,
+        context: Context,
+        position: Position,
+        state: State,
+        first_values: Tensor | None = None,
+    ) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
         latents = self._latents(read)
         latents = rotate(latents, latents, context, position, self._site())[1]

@@ -58,13 +58,17 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerCall:
-    """The arguments of a call of a layer, besides its input; only `state` differs between layers."""
+    """The arguments of a call of a layer, besides its input; only `state` differs between layers.
+
+    first_values: the first layer's values [B, Hkv, T, D], for a value residual.
+    """
 
     context: Context
     position: Position
     source: Source | None = None
     state: LayerState | None = None
     memory: Memory | None = None
+    first_values: Tensor | None = None
 
 
 class Layer(nn.Module):
@@ -131,7 +135,8 @@ class Layer(nn.Module):
             return new
         if state.self_attention is not None:
             read = self.block.pre_norm(x)
-            new["self"] = self.attention.extended(read, call.context, call.position, state.self_attention)
+            past = state.self_attention
+            new["self"] = self.attention.extended(read, call.context, call.position, past, call.first_values)
         if self.cross_attention is not None and source is not None:
             new["cross"] = self.cross_attention.project_source(source.hidden, state.cross_attention)
         return new
@@ -151,6 +156,10 @@ class Layer(nn.Module):
     def index(self) -> int:
         """Return the index of the layer's weights in the stack."""
         return self.attention.layer
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the values [B, Hkv, T, D] of the layer's input x [B, T, E]."""
+        return self.attention.keys_and_values(self.block.pre_norm(x))[1]
 
     def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
@@ -189,7 +198,8 @@ class Layer(nn.Module):
             mix = None
             if memory and state and state.store is not None:
                 mix = functools.partial(memory.mix_with_store, store=state.store, context=context)
-            y, new["self"] = self.attention(x, context, call.position, past, read, past_input, mix, active)
+            reading = past, read, past_input, mix, active, call.first_values
+            y, new["self"] = self.attention(x, context, call.position, *reading)
             return y
 
         def attend_source(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ each group of query heads shares a key head (Ainslie et al. 2023). Vaswani et al
 `qk_norm` normalizes queries and keys before their positions, so that scores stay bounded: each head's vector
 (Henry et al. 2020; Qwen3, Gemma 3) or the whole projection before it is split into heads (OLMo 2).
 `output_gate` multiplies the heads by sigmoid(x W_g) before W_o (Qiu et al. 2025, section 2; Qwen3-Next).
+`value_residual` replaces the values V_l of a layer after the first by a V_l + b V_1, with learned numbers a
+and b, initially 1/2 (Zhou et al. 2024, ResFormer, section 3). Caches contain the sums.
 """
 
 import dataclasses
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
+from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.sequence.context import Context
@@ -93,6 +96,9 @@ class MultiHeadAttention(nn.Module):
         self.gate = Linear(hidden_size, sum(gates.values()), bias=False) if gates else None
         self.output_gate = Linear(hidden_size, output, bias=bias) if output else None
 
+        # a and b of a value residual.
+        self.value_shares = nn.Parameter(torch.full((2,), 0.5)) if config.value_residual and layer else None
+
     def _add_projections(self, hidden_size: int) -> None:
         """Add the projections, and the norms of queries and keys."""
         config, mechanism = self.config, self.config.mechanism.for_layer(self.layer)
@@ -133,13 +139,15 @@ class MultiHeadAttention(nn.Module):
         memory: Tensor | None = None,
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,
         active: Active | None = None,
+        first_values: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
         """Return the self-attention of x, after the tokens in `state`, and the state that includes x.
 
         read: the input of keys and values of the same tokens, if it is not x itself. memory: [B, M, E], the
         input of keys and values of a memory's tokens, which are the first M keys. mix: a function of the
         mechanism's output and of the queries before positions, [B, H, T, D] each, that returns the input of
-        the output projection. active: the places of the tokens x [1, N, E] among all of `read`.
+        the output projection. active: the places of the tokens x [1, N, E] among all of `read`. first_values:
+        the first layer's values of `read`, for a value residual.
         """
         read = x if read is None else read
         if memory is not None:
@@ -151,6 +159,7 @@ class MultiHeadAttention(nn.Module):
             v = split_heads(v, self.value_size)
         else:
             q, (k, v) = self._queries(x, active), self.keys_and_values(read)
+        v = self._with_first(v, first_values)
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
@@ -168,12 +177,32 @@ class MultiHeadAttention(nn.Module):
         y, cache = self.global_attention(y, x, read, context, position, past.cache if past else None)
         return self._merge_heads(y, x), None if own is None or cache is None else GlobalState(own, cache)
 
-    def extended(self, read: Tensor, context: Context, position: Position, state: State) -> State:
+    def extended(
+        self,
+        read: Tensor,
+        context: Context,
+        position: Position,
+        state: State,
+        first_values: Tensor | None = None,
+    ) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
         k, v = self.keys_and_values(read)
+        v = self._with_first(v, first_values)
         # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
         return self.mechanism.extended(state, rotate(q, k, context, position, self._site())[1], v)
+
+    def _with_first(self, values: Tensor, first_values: Tensor | None) -> Tensor:
+        """Return the sum of a layer's values and the first layer's values, if it has a value residual."""
+        if self.value_shares is None:
+            return values
+        if first_values is None:
+            raise InputError(
+                "value_residual: this head runs the last layer again, without the first layer's values; "
+                "set it to false"
+            )
+        own, of_first = self.value_shares
+        return own * values + of_first * first_values
 
     def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention of x [B, T, E] to all of `read` [B, M, E] without positions: outputs [B, H, T, D]

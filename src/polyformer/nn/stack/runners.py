@@ -41,6 +41,7 @@ class StackCall:
     collect: list[Tensor] | None
     halting: Halting | None
     dtype: torch.dtype
+    first_values: Tensor | None = None  # for a value residual
 
     @property
     def starts_without_cache(self) -> bool:

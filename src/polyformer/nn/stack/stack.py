@@ -58,6 +58,7 @@ class Stack(nn.Module):
         super().__init__()
         self.recompute = False
         self.reversible = config.block.reversible
+        self.value_residual = config.attention.value_residual
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
         self.mechanism = config.memory.limited(config.attention.mechanism)
         self.aligns_source = is_between_sequences(cross)  # then it needs the positions of both sequences
@@ -123,7 +124,8 @@ class Stack(nn.Module):
         if context.q_doc is not None:
             self.mechanism.require("supports_packing")
         halting = halting or self.start_halting(x, pos, context, source)
-        call = StackCall(pos, context, source, states, collect, halting, x.dtype)
+        first_values = self.sequence[0].values(x) if self.value_residual else None
+        call = StackCall(pos, context, source, states, collect, halting, x.dtype, first_values)
         if self.reversible and recomputes_inputs(call):
             return self._run_reversible(x, call)
         run_layer = self._layer_runner(call)
@@ -162,7 +164,7 @@ class Stack(nn.Module):
         states = call.states or [None] * len(self.groups)
         contexts = [layer_context(call.context, state, call.pos.device) for state in states]
         return [
-            LayerCall(context, self.position, call.source, state, self.memory)
+            LayerCall(context, self.position, call.source, state, self.memory, call.first_values)
             for context, state in zip(contexts, states)
         ]
 

@@ -59,9 +59,24 @@ class StackConfig(Config):
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
             raise InputError("convolution: expected the block 'post' and layerdrop 0, as in DeBERTa")
         check_within_sequence(self.attention, "attention")
+        self._check_value_residual()
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
+
+    def _check_value_residual(self) -> None:
+        """Raise `InputError` for parts that compute a layer without the first layer's values."""
+        others = {
+            "num_hidden_groups": len(set(self.shared_layers)) < self.num_hidden_layers,
+            "block": self.block.reversible,
+            "memory": not isinstance(self.memory, NoMemoryConfig),
+        }
+        for name, present in others.items():
+            if present and self.attention.value_residual:
+                raise InputError(
+                    f"value_residual: expected false with {name} as configured, got true: its layers run "
+                    "without the first layer's values of the same call"
+                )
 
     def _check_feedforward(self) -> None:
         """Raise `InputError` for a feed-forward that a reversible stack cannot have."""

@@ -71,6 +71,8 @@ def why_not_per_layer(model: nn.Module, stack: Stack) -> str | None:
     """
     if stack.reversible:
         return "a reversible stack runs parts of layers again in the backward pass"
+    if stack.value_residual:
+        return "all layers read the first layer's values"
     if stack.skips_layers:
         return "each process may leave out others"
     inside: dict[int, set[int]] = {}  # the layers that contain a module, which may be several

@@ -74,6 +74,7 @@ def check_pipelined(model: nn.Module) -> Transformer:
         reasons = {
             f"block {quote(config.block.kind)}": stack.reversible,
             f"memory {quote(config.memory.kind)}": stack.memory is not None,
+            "value_residual": stack.value_residual,
             f"depth {quote(config.depth.kind)}": stack.depth is not None,
             f"head {quote(model.config.head.kind)}": model.config.head.reruns_last_layer,
             "bias_rate of experts": any(
