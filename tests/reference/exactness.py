@@ -18,6 +18,7 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neo import modeling_gpt_neo
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.longformer import modeling_longformer
@@ -82,7 +83,7 @@ def deberta(patch: Patch) -> None:
 def llama(patch: Patch) -> None:
     for module in (
         *(modeling_llama, modeling_mistral, modeling_olmo2, modeling_phi3, modeling_qwen2, modeling_qwen3),
-        *(modeling_gemma3, modeling_deepseek_v2, modeling_deepseek_v3, modeling_rope_utils),
+        *(modeling_gemma3, modeling_gpt_oss, modeling_deepseek_v2, modeling_deepseek_v3, modeling_rope_utils),
     ):
         patch.setattr(module, "torch", Double())
 
@@ -181,6 +182,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "deepseek_v3": deepseek,
     "gemma3_text": gemma3,
     "gpt_neo": lambda patch: patch.setattr(modeling_gpt_neo, "torch", Double()),
+    "gpt_oss": llama,
     "gptj": lambda patch: patch.setattr(modeling_gptj, "torch", Double()),
     "llama": llama,
     "longformer": longformer,

@@ -21,8 +21,8 @@ from polyformer.models.generation.config import SpecialIds
 from polyformer.models.generation.hub_format import from_hub
 
 DECODERS = (
-    *("ctrl", "gemma3_text", "gpt2", "gpt_neo", "gptj", "llama", "mistral", "olmo2", "openai-gpt", "phi3"),
-    *("deepseek_v2", "deepseek_v3", "qwen2", "qwen3"),
+    *("ctrl", "gemma3_text", "gpt2", "gpt_neo", "gpt_oss", "gptj", "llama", "mistral", "olmo2", "openai-gpt"),
+    *("deepseek_v2", "deepseek_v3", "phi3", "qwen2", "qwen3"),
 )
 SEQUENCES = ("bart", "bigbird_pegasus", "m2m_100", "t5")
 RIGHT = ("bart", "bigbird_pegasus")  # transformers counts positions from the padding on the left

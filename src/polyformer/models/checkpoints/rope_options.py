@@ -97,8 +97,9 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
         if kind == "longrope" and "attention_factor" in options:
             tree["attention_factor"] = options["attention_factor"]
         return tree
-    if options.get("truncate", True) is not True:
-        raise InputError("config.json: truncate is False, and only True is supported, whole pairs as bounds")
+    tree["truncate"] = options.get("truncate", True)
+    if not isinstance(tree["truncate"], bool):
+        raise InputError(f"config.json: truncate is {quote(tree['truncate'])}, expected true or false")
     tree |= {name: options[name] for name in YARN if options.get(name)}
     # DeepSeek's files give both parts of the temperature instead of their quotient.
     top, bottom = options.get("mscale"), options.get("mscale_all_dim")
@@ -130,4 +131,6 @@ def write_rope(position: Tree) -> Tree:
     for name in (*YARN, *LLAMA3, *LONG):
         if extension.get(name) is not None:
             options[name] = list(extension[name]) if name in LONG else extension[name]
+    if extension.get("truncate") is False:
+        options["truncate"] = False
     return {"rope_parameters": options}

@@ -147,7 +147,7 @@ OTHERS = (
     (RATE, "dropout_rate local_attention_probs_dropout_prob qa_dropout seq_classif_dropout"),
     (RATE, "summary_first_dropout"),
     (RATE | NULL, "classifier_dropout classifier_dropout_prob"),
-    (NUMBER, "global_rope_theta local_rope_theta rope_local_base_freq rope_theta"),
+    (NUMBER, "global_rope_theta local_rope_theta rope_local_base_freq rope_theta swiglu_alpha swiglu_limit"),
     (FLAG, "action_tanh add_pooling_layer attention_bias axial_pos_embds causal classifier_bias"),
     (FLAG, "decoder_bias gelu_activation is_decoder mlp_bias norm_bias position_biased_input pre_lnorm"),
     (FLAG, "norm_topk_prob proj_share_all_but_first qkv_bias relative_attention same_length"),

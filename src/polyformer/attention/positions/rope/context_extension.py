@@ -94,6 +94,7 @@ class YarnConfig(RopeExtensionConfig):
     beta_fast: float = 32.0  # pairs with more rotations over that length do not change
     beta_slow: float = 1.0  # pairs with fewer rotations are interpolated in full
     attention_factor: PositiveFloat | None = None  # factor of rotated channels; by default 0.1 ln(factor) + 1
+    truncate: bool = True  # whether the bounds are rounded outwards to whole pairs
 
     kind: ClassVar[str] = "yarn"
     paper: ClassVar[str] = "Peng et al. 2024 (YaRN), sections 3.2 to 3.4"
@@ -113,10 +114,12 @@ class YarnConfig(RopeExtensionConfig):
     def scaled_frequencies(self, theta: Tensor, base: float) -> Tensor:
         """Return theta with interpolation that grows linearly between the two bounds.
 
-        The bounds are rounded outwards to whole pairs.
+        The bounds are rounded outwards to whole pairs, if `truncate` is set.
         """
-        first = max(math.floor(self._pair(self.beta_fast, len(theta), base)), 0)
-        last = min(math.ceil(self._pair(self.beta_slow, len(theta), base)), 2 * len(theta) - 1)
+        first, last = (self._pair(beta, len(theta), base) for beta in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(theta) - 1)
         pairs = torch.arange(len(theta), device=theta.device, dtype=theta.dtype)
         share = ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
         return theta * (1 - share + share / self.factor)
