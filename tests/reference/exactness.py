@@ -214,8 +214,6 @@ def with_exact_tables(theirs: Any) -> Any:
         trunk.pos_encoding = modeling_ctrl.positional_encoding(*size, torch.float64)
     if name == "gptj":
         theirs = with_exact_waves(theirs)
-    if name in ("gpt_oss", "qwen3_next"):  # torch's kernel of grouped products has no float64
-        theirs.set_experts_implementation("eager")
     own = name in ("bart", "bigbird_pegasus", "xlm")
     if type(theirs).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not own:
         theirs.loss_function = next_tokens
