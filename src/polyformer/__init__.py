@@ -9,6 +9,7 @@ from polyformer.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.applications.audit import audit as audit
+    from polyformer.applications.interventions import trace as trace
     from polyformer.attention.functional.attend import attend as attend
     from polyformer.attention.functional.relative import Relative as Relative
     from polyformer.attention.patterns import *
@@ -57,6 +58,7 @@ __getattr__, __dir__ = lazy_names(
         "list_models": "models.presets",
         "model_config": "models.presets",
         "register": "models.presets",
+        "trace": "applications.interventions",
     },
     ["attention.patterns"],
 )

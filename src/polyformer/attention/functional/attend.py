@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.call import Call, check_dense, refuse_unknown
+from polyformer.attention.functional.call import Call, check_dense, edited_calls, refuse_unknown
 from polyformer.attention.functional.isolation import run_isolated
 from polyformer.attention.functional.plan import Leaf, Plan, plan
 from polyformer.attention.functional.recalled import recall, recall_key, remember
@@ -95,8 +95,7 @@ def attend(
 
     Returns:
         [B, H, Tq, Dv], and with `return_lse` also [B, H, Tq]. A query with no allowed key returns zeros (and
-        minus infinity). torch's function returns the mean of the values there if its mask adds `finfo.min`
-        to the scores, and zeros if the mask is boolean.
+        minus infinity); torch's function the mean of the values if its mask adds `finfo.min` to the scores.
 
     Raises:
         InputError: shapes, dtypes or devices that do not match; a backend that cannot run the request; an
@@ -108,6 +107,7 @@ def attend(
         q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, return_lse
     )
     check_dense(call)
+    call = edited_calls.edit(call)
     key = recall_key(call)
     if key is not None and (out := recall(call, key)) is not None:
         return out

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.core.editor import Editor
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
 
@@ -39,6 +40,10 @@ class Call(NamedTuple):
     dropout: float = 0.0
     backend: str = "auto"
     return_lse: bool = False
+
+
+edited_calls: Editor[Call] = Editor("edited_calls")
+"""Replaces the arguments of every call of `attend`."""
 
 
 def refuse_unknown(function: str, names: Iterable[str]) -> NoReturn:

@@ -6,9 +6,13 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from polyformer.core.editor import Editor
 from polyformer.core.recorder import Recorder
 
 _recorder: Recorder[Tensor] = Recorder("attention_tap")
+
+edited_weights: Editor[Tensor] = Editor("edited_weights")
+"""Replaces the probabilities [..., Tq, Tk] of every softmax; their log-sum-exp stays the same."""
 
 
 def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -27,6 +31,7 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
     lse = safe_logsumexp(scores)
     # An empty row has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
     probabilities = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    probabilities = edited_weights.edit(probabilities)
     record(probabilities)
     return probabilities, lse
 

@@ -14,6 +14,7 @@ from polyformer.attention.functional.score_options import attend_with_sink, soft
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
+from polyformer.core.editor import Editor
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
@@ -32,6 +33,9 @@ UNSUPPORTED_ARGUMENTS = {
     "block_indices": "the layer selects the blocks of each query itself, which no mask describes",
     "sinks": "sinks per query are not supported",
 }
+
+edited_outputs: Editor[Tensor] = Editor("edited_outputs")
+"""Replaces the output [B, H, Tq, D] of the heads of every layer, before its output projection."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +118,7 @@ def forward(
     with recorded() if wants_weights else contextlib.nullcontext([]) as records:
         out = _attend(query, key, value, s_aux, settings)
     seen.drop_unread(query, settings["pattern"], scaling)
-    out = out.transpose(1, 2).contiguous()
+    out = edited_outputs.edit(out).transpose(1, 2).contiguous()
     return out, records[-1] if wants_weights else None
 
 

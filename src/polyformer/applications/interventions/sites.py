@@ -1,0 +1,257 @@
+"""The places of a model where a trace reads and replaces values, and the hooks that reach them."""
+
+import contextlib
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyformer.attention.functional.call import Call, edited_calls
+from polyformer.core.errors import InputError, quote
+from polyformer.core.ops.softmax import edited_weights
+from polyformer.models.attached.attention_layers import attention_layers
+from polyformer.nn.stack.multihead import MultiHeadAttention
+from polyformer.nn.stack.stack import Stack
+
+IMPLEMENTATION = "polyformer"
+"""The implementation in transformers that runs `attend`."""
+
+Change = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(eq=False)
+class AttentionSite:
+    """The self-attention or cross-attention of a layer, with the changes of its values by kind.
+
+    Kinds: "output" [B, H, Tq, D], "weights" [B, H, Tq, Tk], "pattern"; of self-attention also "input" and
+    "residual" [B, T, E] of its layer. softmaxes: calls of `attend` in the current call of the layer.
+    """
+
+    name: str
+    number: int
+    num_heads: int
+    cross: bool = False
+    has_stream: bool = True
+    changes: dict[str, list[Change]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    softmaxes: int = 0
+
+    def apply(self, kind: str, value: Any) -> Any:
+        """Return the value after all changes, in the order in which they were added."""
+        for change in self.changes[kind]:
+            value = change(value)
+        return value
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether weights are read or replaced, or keys removed."""
+        return bool(self.changes["weights"] or self.changes["pattern"])
+
+
+class RunningSite:
+    """The attention that runs now: the calls of `attend` and the weights inside belong to it."""
+
+    def __init__(self) -> None:
+        self.site: AttentionSite | None = None
+
+    @contextlib.contextmanager
+    def editing(self) -> Iterator[None]:
+        """Apply the changes of patterns and weights within the context."""
+        with edited_calls.editing(self._call), edited_weights.editing(self._weights):
+            yield
+
+    def start(self, site: AttentionSite) -> None:
+        """Begin a call of the attention of `site`."""
+        self.site, site.softmaxes = site, 0
+
+    def stop(self, *_: Any) -> None:
+        """End the call; raise `InputError` if it had no softmax to change."""
+        site, self.site = self.site, None
+        if site is not None and site.changes_weights and not site.softmaxes:
+            raise InputError(
+                f"weights: expected softmax attention by `attend`, but {site.name} computes no softmax over "
+                "its keys; change its output"
+            )
+
+    def _call(self, call: Call) -> Call:
+        site = self.site
+        if site is None:
+            return call
+        site.softmaxes += 1
+        if not site.changes_weights:
+            return call
+        heads, spread = call.q.shape[1], call.context is not None and call.context.shard is not None
+        if site.softmaxes > 1 or heads != site.num_heads or spread:
+            raise InputError(
+                f"weights: expected a single softmax over all keys for {site.num_heads} heads, but "
+                f"{site.name} joins several softmaxes or processes; change its output"
+            )
+        call = call._replace(pattern=site.apply("pattern", call.pattern))
+        return call._replace(backend="definition") if site.changes["weights"] else call
+
+    def _weights(self, weights: Tensor) -> Tensor:
+        # Softmaxes outside `attend`, such as the scores of routing, are not attention weights.
+        return self.site.apply("weights", weights) if self.site and self.site.softmaxes else weights
+
+
+@contextlib.contextmanager
+def hooked_sites(model: nn.Module) -> Iterator[list[AttentionSite]]:
+    """Return the sites of a model of polyformer or of transformers; their changes apply within the context.
+
+    Raises `InputError` for a compiled model, and for a model of transformers that does not dispatch.
+    """
+    parts = list(model.modules())
+    if hasattr(model, "_orig_mod") or any(getattr(part, "_compiled_call_impl", None) for part in parts):
+        raise InputError("model: expected a model that is not compiled; trace the original module")
+    running = RunningSite()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running.editing())
+        stacks = [(name, part) for name, part in model.named_modules() if isinstance(part, Stack)]
+        if not stacks:
+            yield stack.enter_context(_transformers_sites(model, running))
+            return
+        sites: list[AttentionSite] = []
+        for name, part in stacks:
+            hooks = _StackHooks(name, part, running)
+            sites += hooks.sites
+            stack.callback(_remove, hooks.register())
+        yield sites
+
+
+class _StackHooks:
+    """Hooks on the layers of a stack of polyformer; layers of a group share modules, so calls are counted."""
+
+    def __init__(self, name: str, stack: Stack, running: RunningSite):
+        self.stack, self.running, self.next, self.layer = stack, running, 0, 0
+        self.own: list[AttentionSite] = []
+        self.crosses: list[AttentionSite] = []
+        for number, layer in enumerate(stack.sequence):
+            for attention, sites in ((layer.attention, self.own), (layer.cross_attention, self.crosses)):
+                if attention is not None:
+                    cross = attention is layer.cross_attention
+                    title = f"{'cross-attention of ' * cross}layer {number} of the {name.split('.')[-1]}"
+                    heads = attention.config.num_attention_heads
+                    sites.append(AttentionSite(title, number, heads, cross, not stack.reversible))
+
+    @property
+    def sites(self) -> list[AttentionSite]:
+        return [*self.own, *self.crosses]
+
+    def register(self) -> list[Any]:
+        """Add the hooks, and return their handles."""
+        handles = [self.stack.register_forward_pre_hook(self._begin)]
+        for layer in dict.fromkeys(self.stack.sequence):
+            handles += [
+                layer.register_forward_pre_hook(self._enter),
+                layer.register_forward_hook(self._leave),
+            ]
+            for attention, sites in ((layer.attention, self.own), (layer.cross_attention, self.crosses)):
+                if attention is not None:
+                    handles += self._of_attention(attention, sites)
+        return handles
+
+    def _of_attention(self, attention: MultiHeadAttention, sites: list[AttentionSite]) -> list[Any]:
+        def start(module: nn.Module, arguments: Any) -> None:
+            site = sites[self.layer]
+            if attention.global_attention is not None and site.changes_weights:
+                raise InputError(
+                    f"weights: {site.name} has other projections for global tokens; change its output"
+                )
+            self.running.start(site)
+
+        def output(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+            # The concatenated heads [B, T, H D], before the output projection.
+            site = sites[self.layer]
+            heads = arguments[0].unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
+            return (site.apply("output", heads).transpose(1, 2).flatten(2),)
+
+        return [
+            attention.mechanism.register_forward_pre_hook(start),
+            attention.mechanism.register_forward_hook(self.running.stop),
+            attention.output.register_forward_pre_hook(output),
+        ]
+
+    def _begin(self, module: nn.Module, arguments: Any) -> None:
+        stack, self.next = self.stack, self.stack.layer_range.start
+        changed = any(any(site.changes.values()) for site in self.sites)
+        if changed and torch.is_grad_enabled() and (stack.reversible or (stack.recompute and stack.training)):
+            raise InputError(
+                "model: expected stored activations, but this stack computes its layers again in the "
+                "backward pass, after the trace; run it under torch.no_grad() or without recompute"
+            )
+
+    def _enter(self, module: nn.Module, arguments: Any) -> Any:
+        self.layer, self.next = self.next, self.next + 1
+        x, *rest = arguments
+        return self.own[self.layer].apply("input", x), *rest
+
+    def _leave(self, module: nn.Module, arguments: Any, result: Any) -> Any:
+        y, *rest = result
+        return self.own[self.layer].apply("residual", y), *rest
+
+
+@contextlib.contextmanager
+def _transformers_sites(model: Any, running: RunningSite) -> Iterator[list[AttentionSite]]:
+    """Return the sites of a model of transformers, which runs `attend` within the context."""
+    layers = attention_layers(model)
+    if not layers:
+        raise InputError(
+            f"model: expected a model of polyformer, or of transformers with layers that dispatch through "
+            f"its AttentionInterface, got {quote(type(model).__name__)}"
+        )
+    import polyformer.models.transformers_attention  # noqa: F401  registers the implementation
+    from polyformer.models.attached.attention import edited_outputs
+
+    sites, handles, modules = [], [], dict(model.named_modules())
+    for layer in layers:
+        block = modules.get(_block_name(modules, layer.name))
+        has_stream = block is not None and not layer.cross
+        site = AttentionSite(layer.name, layer.index, layer.num_heads, layer.cross, has_stream)
+        sites.append(site)
+        handles += [
+            layer.module.register_forward_pre_hook(lambda *_, site=site: running.start(site)),
+            layer.module.register_forward_hook(running.stop),
+        ]
+        if block is not None and has_stream:
+            handles += _of_block(block, site)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        with edited_outputs.editing(lambda y: running.site.apply("output", y) if running.site else y):
+            yield sites
+    finally:
+        _remove(handles)
+        model.set_attn_implementation(before)
+
+
+def _block_name(modules: dict[str, nn.Module], name: str) -> str:
+    """Return the name of the layer around an attention: the outermost element of a list of modules."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        if isinstance(modules[".".join(parts[:end])], nn.ModuleList):
+            return ".".join(parts[: end + 1])
+    return name + ".none"
+
+
+def _of_block(block: nn.Module, site: AttentionSite) -> list[Any]:
+    def enter(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if arguments:
+            return (site.apply("input", arguments[0]), *arguments[1:]), options
+        return arguments, options | {"hidden_states": site.apply("input", options["hidden_states"])}
+
+    def leave(module: nn.Module, arguments: Any, result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return site.apply("residual", result)
+        return site.apply("residual", result[0]), *result[1:]
+
+    return [
+        block.register_forward_pre_hook(enter, with_kwargs=True),
+        block.register_forward_hook(leave),
+    ]
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
