@@ -73,6 +73,16 @@ def test_plain_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "\nThe " in text
 
 
+def test_induction_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    torch.manual_seed(0)
+    polyformer.create_model("decoder-tiny", vocab_size=120).save_pretrained(tmp_path)
+    text = run("induction_heads.py", monkeypatch, capsys, str(tmp_path), "2")
+    scores = numbers(r"score (\S+)", text)
+    assert scores == sorted(scores, reverse=True)
+    assert 0 < scores[0] < 0.1, "an untrained head attends to all tokens alike"
+    assert len(numbers(r"second (\S+): without", text)) == 11
+
+
 def test_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "mine.txt").write_text("\n\n".join(default_documents()[:20]), encoding="utf-8")
     out = tmp_path / "run"

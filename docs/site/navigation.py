@@ -33,6 +33,7 @@ PARTS: dict[str, list[str]] = {
         "datastores",
         "agents",
         "explorer",
+        "interventions",
         "audit",
         "experiments",
         "benchmarks",

@@ -41,6 +41,7 @@ class Case:
         return self.words[0], self.words[-1]
 
 
+ABLATE = ("ablate", "decoder-tiny", "--length", "16", "--texts", "1", "--estimate", "--out")
 SPECTRUM = ("spectrum", "encoder-tiny", "--length", "16", "--texts", "1", "--out")
 SMALL = ("--tasks", "vt", "--lengths", "700", "--samples", "1", "--max-new-tokens", "1")
 PROBE = ("probe", "UNLIMITED", *SMALL, "--out")
@@ -51,6 +52,7 @@ CASES = {
     ),
     "show pattern": Case(("show", "pattern", "Window(2)", "--out"), ".svg", b"<?xml", b"</svg>\n"),
     "show position": Case(("show", "position", "alibi", "--heads", "1", "--out"), ".png", *PNG),
+    "ablate figure": Case(ABLATE, ".png", *PNG),
     "spectrum table": Case(SPECTRUM, ".csv", b"stack,", b",1\n"),
     "spectrum figure": Case(SPECTRUM, ".png", *PNG),
     "prompt": Case(("prompt", "LM", "QUESTIONS", "--max-new-tokens", "2", "--out"), ".jsonl", b"{", b"}\n"),

@@ -6,6 +6,7 @@ with trace(model) as calls:
 print(ablate(model, ids).ranking()[:10])
 """
 
+from polyformer.applications.interventions.ablation import Ablation, ablate, token_effects
 from polyformer.applications.interventions.trace import TracedCalls, trace
 
-__all__ = ["TracedCalls", "trace"]
+__all__ = ["Ablation", "TracedCalls", "ablate", "token_effects", "trace"]

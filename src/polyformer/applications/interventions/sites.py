@@ -125,19 +125,19 @@ class _StackHooks:
 
     def __init__(self, name: str, stack: Stack, running: RunningSite):
         self.stack, self.running, self.next, self.layer = stack, running, 0, 0
-        self.own: list[AttentionSite] = []
-        self.crosses: list[AttentionSite] = []
-        for number, layer in enumerate(stack.sequence):
+        self.own: dict[int, AttentionSite] = {}
+        self.crosses: dict[int, AttentionSite] = {}
+        for number, layer in enumerate(stack.sequence, stack.layer_range.start):
             for attention, sites in ((layer.attention, self.own), (layer.cross_attention, self.crosses)):
                 if attention is not None:
                     cross = attention is layer.cross_attention
                     title = f"{'cross-attention of ' * cross}layer {number} of the {name.split('.')[-1]}"
                     heads = attention.config.num_attention_heads
-                    sites.append(AttentionSite(title, number, heads, cross, not stack.reversible))
+                    sites[number] = AttentionSite(title, number, heads, cross, not stack.reversible)
 
     @property
     def sites(self) -> list[AttentionSite]:
-        return [*self.own, *self.crosses]
+        return [*self.own.values(), *self.crosses.values()]
 
     def register(self) -> list[Any]:
         """Add the hooks, and return their handles."""
@@ -152,7 +152,7 @@ class _StackHooks:
                     handles += self._of_attention(attention, sites)
         return handles
 
-    def _of_attention(self, attention: MultiHeadAttention, sites: list[AttentionSite]) -> list[Any]:
+    def _of_attention(self, attention: MultiHeadAttention, sites: dict[int, AttentionSite]) -> list[Any]:
         def start(module: nn.Module, arguments: Any) -> None:
             site = sites[self.layer]
             if attention.global_attention is not None and site.changes_weights:
@@ -175,6 +175,8 @@ class _StackHooks:
 
     def _begin(self, module: nn.Module, arguments: Any) -> None:
         stack, self.next = self.stack, self.stack.layer_range.start
+        if stack.training and stack.layerdrop:
+            raise InputError("model: layerdrop skips layers at random in training; call model.eval() first")
         changed = any(any(site.changes.values()) for site in self.sites)
         if changed and torch.is_grad_enabled() and (stack.reversible or (stack.recompute and stack.training)):
             raise InputError(

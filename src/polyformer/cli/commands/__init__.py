@@ -6,7 +6,7 @@ the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
 `input_lines` (reads input texts), `training_run` (for train and distill), `before_after` and `recall` (for
-convert), `model_and_texts` (for explore, spectrum and calibrate), `show_pictures` and `evaluate_*`.
+convert), `model_and_texts` (for explore, spectrum, ablate and calibrate), `show_pictures` and `evaluate_*`.
 """
 
 import typing
@@ -46,6 +46,7 @@ COMMANDS = (
     "show",
     "explore",
     "spectrum",
+    "ablate",
     "tune",
     *LABORATORY,
     "completion",

@@ -1,0 +1,115 @@
+"""Show which attention heads a decoder needs: the rise of the loss of a text without each head.
+
+The output of a head is replaced by its mean over the text, or by zero. Prints the loss and the heads with the
+largest effects, and those that harm. --estimate computes all heads from a backward pass per text, to first
+order. Texts are concatenated and cut into rows of one length without padding.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from polyformer.cli.commands.model_and_texts import load, model_inputs
+from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
+from polyformer.cli.commands.spectrum import default_length
+from polyformer.core.errors import quote, unknown
+from polyformer.core.ranges import PositiveInt
+
+if TYPE_CHECKING:
+    from polyformer.applications.interventions import Ablation
+
+EXAMPLES = """examples:
+  polyformer ablate runs/demo-1 --text notes.txt
+  polyformer ablate model.gguf --text notes.txt --length 256 --texts 4 --by zero --out heads.svg
+  polyformer ablate model.gguf --text notes.txt --estimate --out heads.json
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions:
+    """Options of `polyformer ablate`."""
+
+    model: str = argument(
+        "folder of a trained run of a decoder, or of a checkpoint with its tokenizer; a GGUF file; or a "
+        "preset, with random weights"
+    )
+    text: str | None = option(
+        "file or directory of texts (default: the training data of the run, or the default text)",
+        metavar="PATH",
+    )
+    length: Annotated[int, Ge(2)] | None = option(
+        "tokens per text (default: 512, or the model's limit if smaller)"
+    )
+    texts: PositiveInt = option("largest number of texts (default: 2)", 2)
+    by: Literal["mean", "zero"] = option("output of a head that is left out (default: mean)", "mean")
+    estimate: bool = option("estimate all effects to first order, from gradients", False)
+    top: PositiveInt = option("heads to print (default: 10)", 10)
+    out: str | None = option(
+        "write all effects to this file, .json, .png or .svg; a figure comes with a .json file of its name",
+        metavar="FILE",
+        output="file",
+    )
+    device: Device = device()
+    changes: dict[str, Any] = model_settings()
+
+
+def run(options: AblateOptions) -> None:
+    """Print the table and write the files."""
+    from polyformer.applications.interventions import ablate
+    from polyformer.core.ops.cpu_threads import model_threads
+
+    formats = ".json", ".png", ".svg"
+    if options.out is not None and Path(options.out).suffix.lower() not in formats:
+        raise unknown(f"format of --out {quote(options.out)}", Path(options.out).suffix, formats)
+    overrides = preset_overrides(options.model, options.changes)
+    source = load(options.model, options.text, options.device, overrides)
+    length = options.length or default_length(source.model)
+    rows = [row["input_ids"] for row in model_inputs(source, length, options.texts)]
+    with model_threads(source.model):
+        result = ablate(source.model, rows, options.by, options.estimate, show_progress)
+    print_table(result, options.top)
+    if options.out is not None:
+        settings = {"model": options.model, "texts": len(rows), "length": length, "by": options.by}
+        write(Path(options.out), result, settings | {"estimate": options.estimate})
+
+
+def show_progress(done: int, total: int) -> None:
+    """Print the number of finished texts to standard error."""
+    print(f"text {done} of {total}", file=sys.stderr, flush=True)
+
+
+def print_table(result: "Ablation", top: int) -> None:
+    """Print the loss, the `top` heads by effect, and the heads that raise the loss by being present."""
+    from rich.console import Console
+    from rich.table import Table
+
+    ranking = result.ranking()
+    table = Table()
+    for heading in ("layer", "head", "rise of the loss without it"):
+        table.add_column(heading, justify="right")
+    for layer, head, effect in ranking[:top]:
+        table.add_row(str(layer), str(head), f"{effect:+.4f}")
+    console = Console(width=100, highlight=False)
+    console.print(f"loss {result.loss:.4f} nats per token")
+    console.print(table)
+    without = sum(effect <= 0 for *_, effect in ranking)
+    console.print(f"{without} of {len(ranking)} heads do not lower the loss")
+
+
+def write(path: Path, result: "Ablation", settings: dict[str, Any]) -> None:
+    """Write the effects as JSON, and as a heat map unless `path` is a .json file."""
+    from polyformer.cli.plots.head_map import draw_head_map
+    from polyformer.core.files import write_output
+
+    effects = [{"layer": layer, "head": head, "effect": effect} for layer, head, effect in result.ranking()]
+    record = {**settings, "loss": result.loss, "effects": effects}
+    table = path.with_suffix(".json")
+    write_output(table, (json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    print(f"Written to {table}")
+    if path != table:
+        draw_head_map(result.effects, settings["model"], "rise of the loss without the head", path)
+        print(f"Drawn in {path}")
