@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = fileURLToPath(new URL(".", import.meta.url));
-const out = join(here, "..", "src", "polyformer", "visual", "explorer");
+const out = join(here, "..", "src", "polyformer", "cli", "plots", "explorer");
 const sources = ["build.mjs", "package-lock.json", "package.json", "src", "tsconfig.json"];
 const outputs = ["explorer.css", "explorer.js"];
 

@@ -10,6 +10,7 @@ import { themeButton } from "./theme";
 import type { Header } from "./types";
 import { compare } from "./views/compare";
 import { distance } from "./views/distance";
+import { effects } from "./views/effects";
 import { lines } from "./views/lines";
 import { matrix } from "./views/matrix";
 import { neuron } from "./views/neuron";
@@ -29,7 +30,7 @@ function build(): void {
   const buffers = new Buffers(store.textContent!);
   store.remove(); // its text is in memory twice otherwise
   const panel = el("section", { id: "panel", role: "tabpanel", tabindex: -1 });
-  const views = [overview, matrix, lines, neuron, distance, path, steps, compare, pictureView(buffers)];
+  const views = [overview, matrix, lines, neuron, distance, path, steps, effects, compare, pictureView(buffers)];
   const app = new App(header, decoded(header, buffers), views, panel);
   const bar = tabs(app);
   const chosen = controls(app);

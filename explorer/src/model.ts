@@ -4,7 +4,7 @@ import { type Allowed, allowedOf, contains } from "./allowed";
 import { type Buffers, type Tensor } from "./buffers";
 import { figure } from "./axes";
 import { css, label, palette } from "./palette";
-import type { Header, LookupHeader, MarkHeader, RunHeader, SiteHeader } from "./types";
+import type { EffectsHeader, Header, LookupHeader, MarkHeader, RunHeader, SiteHeader } from "./types";
 import { PairWeights, StoredWeights, type Weights } from "./weights";
 
 /** What is said of each token. */
@@ -252,9 +252,39 @@ function keysOf({ detail, memory }: SiteHeader, tokens: number): number {
   return (detail.kind === "pairs" ? detail.k.shape[1] : detail.values.shape[2])!;
 }
 
+/** What each head does for the probability of each token. */
+export class Effects {
+  readonly layers: number;
+  readonly heads: number;
+  /** The number of the last token. */
+  readonly tokens: number;
+  private readonly losses: Tensor;
+  private readonly rises: Tensor;
+
+  constructor(header: EffectsHeader, buffers: Buffers) {
+    [this.layers, this.heads, this.tokens] = header.rises.shape as [number, number, number];
+    this.losses = buffers.read(header.losses);
+    this.rises = buffers.read(header.rises);
+  }
+
+  probability(token: number): number {
+    return Math.exp(-this.losses.of(token - 1));
+  }
+
+  /** How much the loss of the token rises without the head. */
+  rise(layer: number, head: number, token: number): number {
+    return this.rises.of((layer * this.heads + head) * this.tokens + token - 1);
+  }
+
+  without(layer: number, head: number, token: number): number {
+    return this.probability(token) * Math.exp(-this.rise(layer, head, token));
+  }
+}
+
 export interface Run {
   header: RunHeader;
   sites: Site[];
+  effects: Effects | null;
 }
 
 /** Names of the kinds of calls that a run has, such as "decoder self", in their order. */
@@ -272,5 +302,9 @@ export function layers(run: Run, name: string): Site[] {
 }
 
 export function decoded(header: Header, buffers: Buffers): Run[] {
-  return header.runs.map((run) => ({ header: run, sites: run.sites.map((site) => new Site(site, run, buffers)) }));
+  return header.runs.map((run) => ({
+    header: run,
+    sites: run.sites.map((site) => new Site(site, run, buffers)),
+    effects: run.effects ? new Effects(run.effects, buffers) : null,
+  }));
 }

@@ -110,6 +110,12 @@ export interface PixelsHeader {
   patches: Record<string, [number, number]>;
 }
 
+/** Losses [T - 1] of the tokens after the first, and their rises [layers, H, T - 1] without each head. */
+export interface EffectsHeader {
+  losses: Reference;
+  rises: Reference;
+}
+
 export interface RunHeader {
   name: string;
   model: string;
@@ -121,6 +127,7 @@ export interface RunHeader {
   /** What has entered the store of the memory, in order. */
   stored: string[];
   sites: SiteHeader[];
+  effects?: EffectsHeader;
   notes: string[];
 }
 

@@ -1,7 +1,9 @@
 """The explorer's page in a real browser, offline: what it shows is what numpy computes."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ LAYERS = [
 ]
 OTHER = Attention(9, HEADS, LENGTH)
 MIX = np.tril(np.random.default_rng(5).normal(size=(HEADS, LENGTH, LENGTH))) / 6
+LOSSES = np.random.default_rng(6).exponential(size=LENGTH - 1).astype(np.float32)
+RISES = np.random.default_rng(7).normal(size=(4, HEADS, LENGTH - 1)).astype(np.float32)
 PROMPT, LONG, WINDOW = 15, 16384, 256
-VIEWS = ["overview", "matrix", "lines", "neuron", "distance", "path", "steps", "compare"]
+VIEWS = ["overview", "matrix", "lines", "neuron", "distance", "path", "steps", "effects", "compare"]
 Open = Callable[..., Page]
 
 
@@ -47,7 +51,8 @@ def known_page() -> str:
     sites.append(site(3, MIX, buffers, mechanism="performer", detail=stored(MIX, buffers)))
     words = {"decoder": text(LENGTH)}
     other = run(words, [OTHER.site(0, buffers, "float16")], name="other", prompt=PROMPT)
-    return page(run(words, sites, prompt=PROMPT), other, buffers=buffers)
+    effects = {"losses": buffers.add(LOSSES), "rises": buffers.add(RISES)}
+    return page(run(words, sites, prompt=PROMPT, effects=effects), other, buffers=buffers)
 
 
 def long_page() -> str:
@@ -60,7 +65,9 @@ def hostile_page() -> str:
     buffers = Buffers()
     attention = Attention(3, 2, len(HOSTILE))
     sites = [attention.site(i, buffers, pattern=HOSTILE[0], mechanism=HOSTILE[1]) for i in range(2)]
-    runs = [run({"decoder": HOSTILE}, sites, name, prompt=2, notes=HOSTILE[:4]) for name in HOSTILE[:2]]
+    effects = {"losses": buffers.add(LOSSES[: len(HOSTILE) - 1]), "rises": buffers.add(RISES[:2, :2])}
+    facts: dict[str, Any] = {"prompt": 2, "notes": HOSTILE[:4], "effects": effects}
+    runs = [run({"decoder": HOSTILE}, sites, name, **facts) for name in HOSTILE[:2]]
     return page(*runs, buffers=buffers, title=HOSTILE[1])
 
 
@@ -188,6 +195,19 @@ def test_distances_and_the_path_and_steps(show: Open):
     words = numbers(tab.locator(".text [data-token]"), "weight")[:, 0]
     np.testing.assert_allclose(words, weights[0, PROMPT, : PROMPT + 1], atol=1e-3)
     assert tab.locator("[data-next]").get_attribute("data-next") == str(PROMPT + 1)
+
+
+def test_effects_are_of_the_chosen_token(show: Open):
+    tab = show("known", "view=effects&query=4")
+    tab.locator("[data-effect=token-9]").click()
+    expect(tab.locator("[data-effect=token-9]")).to_have_attribute("aria-pressed", "true")
+    expect(tab.locator(".readout")).to_contain_text(f"has the probability {np.exp(-LOSSES[8]):.3f}")
+    cells = tab.locator(".effects button")
+    np.testing.assert_allclose(numbers(cells, "rise").reshape(4, HEADS), RISES[:, :, 8], rtol=1e-6)
+    without = f"→ {np.exp(-LOSSES[8] - RISES[2, 1, 8]):.3f}"
+    tab.get_by_role("button", name=re.compile(f"^Layer 3, head 2: .*{without}$")).click()
+    assert "view=matrix" in place(tab)
+    assert "layer=3&head=2&query=8" in place(tab)
 
 
 def test_two_runs_are_compared(show: Open):

@@ -1,6 +1,7 @@
 """`explore(model, what)`: what a notebook shows, in a frame in a real browser, and what a file keeps."""
 
 import html
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 from playwright.sync_api import Page
+from torch.nn.functional import cross_entropy
 
 from polyformer import InputError, create_model, from_pretrained
 from polyformer.cli.plots.explorer import Explorer, Reading, explore
 from polyformer.cli.plots.explorer.calls import measure_call
+from polyformer.cli.plots.explorer.effects import with_effects
 from polyformer.cli.plots.explorer.notebook import reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.data import Tokenizer
@@ -107,6 +110,22 @@ def test_two_models_or_two_texts_are_compared():
     )
     for against in (ours(num_hidden_layers=1), IDS[::-1], again):
         assert explore(model, IDS, against=against).html.count('"sites"') == 2
+
+
+def test_effects_of_heads_are_on_the_page_of_a_decoder():
+    model = ours()
+    shown = with_effects(reading(model, IDS, None, {}))
+    assert shown.effects is not None
+    losses, rises = shown.effects
+    logits = model(torch.tensor([IDS])).logits[0, :-1]
+    torch.testing.assert_close(losses, cross_entropy(logits, torch.tensor(IDS[1:]), reduction="none"))
+    assert rises.shape == (2, 2, len(IDS) - 1)
+    header = (
+        explore(model, IDS, effects=True).html.partition('id="explorer-data">')[2].partition("</script>")[0]
+    )
+    assert json.loads(header)["runs"][0]["effects"]["rises"]["shape"] == [2, 2, len(IDS) - 1]
+    with pytest.raises(InputError, match="expected a causal language model"):
+        explore(ours("encoder-tiny"), IDS, effects=True)
 
 
 def test_images_are_told_from_ids():

@@ -1,9 +1,9 @@
 """Write an interactive page of a model's attention on a text or an image: one file, which works offline.
 
 The page shows every layer and head, the weights between tokens, the terms of each score, attention by
-distance, and paths through the layers. --target is the decoder's input of an encoder-decoder; without it, or
-with --generate, the model generates text, and the page shows the attention of each step. --against adds a
-second model or a second text to compare with.
+distance, and paths through the layers; with --effects also the effect of each head on each token. --target is
+the decoder's input of an encoder-decoder; without it, or with --generate, the model generates text, and the
+page shows the attention of each step. --against adds a second model or a second text to compare with.
 """
 
 from dataclasses import dataclass, replace
@@ -56,6 +56,10 @@ class ExploreOptions:
         "with --generate: policy that drops keys, such as 'snapkv(budget=64)'; the page shows the kept keys",
         metavar="POLICY",
     )
+    effects: bool = option(
+        "for a decoder: add the effect of each head on the probability of each token (a pass per head)",
+        False,
+    )
     against: str | None = option(
         "model (a folder or a GGUF file), text or image to compare with", metavar="MODEL|TEXT|IMAGE"
     )
@@ -72,6 +76,7 @@ def run(options: ExploreOptions) -> None:
     """Record the attention and write the page."""
     from polyformer.cli.commands.explore_readings import is_model, open_model
     from polyformer.cli.plots.explorer import page_of
+    from polyformer.cli.plots.explorer.effects import with_effects
     from polyformer.core.files import write_output
 
     text, other = text_of(options), options.against
@@ -83,6 +88,8 @@ def run(options: ExploreOptions) -> None:
         readings.append(read(other))
         names = (page_title(options, text), excerpt(other))
         readings = [replace(reading, name=name) for reading, name in zip(readings, names)]
+    if options.effects:
+        readings = [with_effects(reading) for reading in readings]
     title = page_title(options, text)
     content = page_of(*readings, title=title, subtitle=options.model, megabytes=options.megabytes)
     write_output(options.out, content.encode())

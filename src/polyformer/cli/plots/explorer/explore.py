@@ -68,7 +68,12 @@ def _summarized(reading: Reading, sites: Sequence[MeasuredCall], buffers: Buffer
     """Return a run of the page, without details."""
     parameters = sum(parameter.numel() for parameter in reading.model.parameters())
     layers = len({(site.call.stack, site.call.layer) for site in sites})
+    effects = {}
+    if reading.effects is not None:
+        losses, rises = (buffers.add(each.float().cpu().numpy()) for each in reading.effects)
+        effects = {"effects": {"losses": losses, "rises": rises}}
     return {
+        **effects,
         "name": reading.name,
         "model": f"{layers} layers, {sites[0].shape[0]} heads, {parameters:,} parameters",
         "tokens": {stack: list(tokens) for stack, tokens in reading.tokens.items()},

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from polyformer.cli.plots.explorer.effects import with_effects
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
 from polyformer.cli.plots.explorer.polyformer_images import patches_reading, pixels_reading
 from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
@@ -55,6 +56,7 @@ def explore(
     tokenizer: Any = None,
     title: str = "Attention explorer",
     megabytes: float = MEGABYTES,
+    effects: bool = False,
     **options: Any,
 ) -> Explorer:
     """Return the page of `model`, a model of ours or of transformers', and its input.
@@ -67,6 +69,8 @@ def explore(
         tokenizer: the tokenizer of texts; for a vision model its image processor. By
             default it is loaded from the folder of the model.
         megabytes: the largest size of the page (see `page_of`).
+        effects: whether the page also has the effect of each head on the probability of each token, for a
+            causal language model; a forward pass per head.
         options: for texts `target`; for texts and models of ours also `generate` and `segment`, as in
             `polyformer explore`.
 
@@ -77,6 +81,8 @@ def explore(
         readings.append(reading(against, what, tokenizer, options, "against"))
     elif against is not None:
         readings.append(reading(model, against, tokenizer, options, "against"))
+    if effects:
+        readings = [with_effects(each) for each in readings]
     return Explorer(page_of(*readings, title=title, megabytes=megabytes))
 
 

@@ -36,7 +36,8 @@ class Reading:
     of the decoder's tokens in the prompt, if the model generated the rest. before: the text of each slot in
     the memory of earlier segments, which is in the `state` among the inputs; each of the first `compressed`
     slots represents several tokens. stored: the tokens in the store of a memory, in order. kept: the keys
-    that each layer of a decoder keeps, with a cache policy. picture: the image of the input.
+    that each layer of a decoder keeps, with a cache policy. picture: the image of the input. effects: the
+    losses of the tokens after the first [T-1], and their rises without each head [layers, H, T-1].
     """
 
     name: str
@@ -49,6 +50,7 @@ class Reading:
     stored: Sequence[str] = ()
     kept: Sequence[KeptKeys | None] = ()
     picture: Picture | None = None
+    effects: tuple[Tensor, Tensor] | None = None
 
 
 def shown(rows: Mapping[str, Tensor], decode: Callable[[int], str]) -> dict[str, list[str]]:
