@@ -255,6 +255,11 @@ def test_unknown_places_and_mechanisms_without_weights_are_named():
         calls.layer(1).weights.keep()
         with pytest.raises(InputError, match=r"weights: .* layer 1 of the decoder computes no softmax"):
             model(IDS)
+    compressed = polyformer.create_model("decoder-tiny", attention="memory_compressed").eval()
+    with polyformer.trace(compressed) as calls:
+        calls.layer(0).limit("Window(2)")
+        with pytest.raises(InputError, match="pattern: expected a key for each of 7 tokens"):
+            compressed(IDS)
     compiled: Any = torch.compile(model, backend="eager")
     with (
         pytest.raises(InputError, match="not compiled"),

@@ -55,6 +55,7 @@ class RunningSite:
 
     def __init__(self) -> None:
         self.site: AttentionSite | None = None
+        self.tokens: int | None = None
 
     @contextlib.contextmanager
     def editing(self) -> Iterator[None]:
@@ -62,9 +63,9 @@ class RunningSite:
         with edited_calls.editing(self._call), edited_weights.editing(self._weights):
             yield
 
-    def start(self, site: AttentionSite) -> None:
-        """Begin a call of the attention of `site`."""
-        self.site, site.softmaxes = site, 0
+    def start(self, site: AttentionSite, tokens: int | None = None) -> None:
+        """Begin a call of the attention of `site`, of queries to a number of `tokens`, if it is known."""
+        self.site, self.tokens, site.softmaxes = site, tokens, 0
 
     def stop(self, *_: Any) -> None:
         """End the call; raise `InputError` if it had no softmax to change."""
@@ -87,6 +88,11 @@ class RunningSite:
             raise InputError(
                 f"weights: expected a single softmax over all keys for {site.num_heads} heads, but "
                 f"{site.name} joins several softmaxes or processes; change its output"
+            )
+        if site.changes["pattern"] and self.tokens not in (None, call.k.shape[2]):
+            raise InputError(
+                f"pattern: expected a key for each of {self.tokens} tokens, but {site.name} attends to "
+                f"{call.k.shape[2]} summaries of them; change its weights"
             )
         call = call._replace(pattern=site.apply("pattern", call.pattern))
         return call._replace(backend="definition") if site.changes["weights"] else call
@@ -159,7 +165,7 @@ class _StackHooks:
                 raise InputError(
                     f"weights: {site.name} has other projections for global tokens; change its output"
                 )
-            self.running.start(site)
+            self.running.start(site, arguments[3].kv_len)  # q, k, v, context, ...
 
         def output(module: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
             # The concatenated heads [B, T, H D], before the output projection.
