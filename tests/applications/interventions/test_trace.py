@@ -241,6 +241,18 @@ def test_layers_that_share_weights_are_changed_separately():
     assert [bool(output[0].any()) for output in outputs] == [True, False, True]
 
 
+def test_traces_nest_and_the_inner_trace_reads_changed_values():
+    model = polyformer.create_model("decoder-tiny").eval()
+    with polyformer.trace(model) as outer:
+        outer.layer(0).weights.set(0)
+        outer.layer(1).head(0).limit("Window(2)")
+        with polyformer.trace(model) as inner:
+            weights, others = (inner.layer(number).weights.keep() for number in (0, 1))
+            model(IDS)
+    assert not weights[0].any()
+    assert [bool(others[0][:, head, -1, 0].all()) for head in (0, 1)] == [False, True]
+
+
 def test_unknown_places_and_mechanisms_without_weights_are_named():
     model = polyformer.create_model("decoder-tiny", attention="gla").eval()
     with polyformer.trace(model) as calls:
