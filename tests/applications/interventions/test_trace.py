@@ -267,6 +267,11 @@ def test_unknown_places_and_mechanisms_without_weights_are_named():
         calls.layer(1).weights.keep()
         with pytest.raises(InputError, match=r"weights: .* layer 1 of the decoder computes no softmax"):
             model(IDS)
+    branches = polyformer.create_model("decoder-tiny", attention="nsa").eval()
+    with polyformer.trace(branches) as calls:
+        calls.layer(0).weights.keep()
+        with pytest.raises(InputError, match="weights: expected a single softmax"):
+            branches(IDS)
     compressed = polyformer.create_model("decoder-tiny", attention="memory_compressed").eval()
     with polyformer.trace(compressed) as calls:
         calls.layer(0).limit("Window(2)")
