@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.exact_weights import Tile, tiles
 from polyformer.attention.functional.request import Request
-from polyformer.cli.plots.explorer.exact_weights import Mix, Tile, tiles, value_matrix, with_rows, with_sink
 from polyformer.cli.plots.explorer.page import Buffers
+from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix, with_rows, with_sink
 from polyformer.core.token_records import SINK, Mark, TokenRecord
 
 CELLS = 48

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.exact_weights import tiles
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.score_steps import steps_of
 from polyformer.cli.plots.explorer.calls import MeasuredCall
-from polyformer.cli.plots.explorer.exact_weights import tiles
 from polyformer.cli.plots.explorer.page import Buffers
 
 PRECISIONS = {"float32": 4, "float16": 2, "int8": 1}
