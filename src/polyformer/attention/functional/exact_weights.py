@@ -18,7 +18,7 @@ TILE = 128
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tile:
+class WeightTile:
     """The queries start <= i < stop of the first batch row, and all keys that any of them sees.
 
     columns: [K] key slots; weights: [H, stop - start, K], float32; allowed: [H or 1, stop - start, K] bool;
@@ -52,7 +52,7 @@ class ExactWeights:
         self.relative = relative and relative.score_mod(self.q, self.k, request.scale, request.context)
 
     @torch.no_grad()
-    def tile(self, start: int, stop: int) -> Tile:
+    def tile(self, start: int, stop: int) -> WeightTile:
         """Return the weights of the queries start <= i < stop."""
         request, heads, device = self.request, self.q.shape[1], self.q.device
         b = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
@@ -68,10 +68,10 @@ class ExactWeights:
             changes.append((scores - before).masked_fill(before.isneginf(), 0.0)[0].float())
         allowed = _allowed(request, heads, b, q_idx, columns)
         weights, lse = softmax(scores[0], allowed)
-        return Tile(start, stop, columns, weights.float(), allowed, lse.float(), tuple(changes))
+        return WeightTile(start, stop, columns, weights.float(), allowed, lse.float(), tuple(changes))
 
 
-def tiles(request: Request) -> Iterator[Tile]:
+def tiles(request: Request) -> Iterator[WeightTile]:
     """Yield the tiles of all queries, in order."""
     weights, length = ExactWeights(request), request.context.q_len
     for start in range(0, length, TILE):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.exact_weights import Tile, tiles
+from polyformer.attention.functional.exact_weights import WeightTile, tiles
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.page import Buffers
 from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix, with_rows, with_sink
@@ -147,7 +147,7 @@ class Call:
         """Return whether the keys are of another sequence."""
         return self.stack != self.keys
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterator[WeightTile]:
         """Return an iterator over the weights of softmax attention by ranges of queries."""
         assert self.request is not None
         sink = next(

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.exact_weights import Tile
+from polyformer.attention.functional.exact_weights import WeightTile
 
 
-def with_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
+def with_sink(ordinary: Iterator[WeightTile], sink: Tensor) -> Iterator[WeightTile]:
     """Yield the tiles with the share `sink` [H, Tq], float32, of each query's weights taken off the keys."""
     for tile in ordinary:
         keys = 1 - sink[:, tile.start : tile.stop].to(tile.weights.device)
@@ -17,7 +17,9 @@ def with_sink(ordinary: Iterator[Tile], sink: Tensor) -> Iterator[Tile]:
         yield dataclasses.replace(tile, weights=weights, lse=lse)
 
 
-def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) -> Iterator[Tile]:
+def with_rows(
+    ordinary: Iterator[WeightTile], rows: Tensor, others: Iterator[WeightTile]
+) -> Iterator[WeightTile]:
     """Yield the tiles of all queries, with the queries `rows` [G] replaced by `others`; all on the CPU."""
     parts = list(others)
     for tile in ordinary:
@@ -33,10 +35,10 @@ def with_rows(ordinary: Iterator[Tile], rows: Tensor, others: Iterator[Tile]) ->
             for table, values in zip(whole, own):
                 table[:, places] = values[:, mine]
         weights, allowed, lse = whole
-        yield Tile(tile.start, tile.stop, torch.arange(keys), weights, allowed, lse)
+        yield WeightTile(tile.start, tile.stop, torch.arange(keys), weights, allowed, lse)
 
 
-def _over(tile: Tile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+def _over(tile: WeightTile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return copies of weights and allowed pairs [H, T, keys] over all keys, and of the log-sum-exps."""
     heads, queries, _ = tile.weights.shape
     weights, allowed = torch.zeros(heads, queries, keys), torch.zeros(heads, queries, keys, dtype=torch.bool)
