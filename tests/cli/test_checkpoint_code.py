@@ -43,6 +43,7 @@ COMMANDS = [
     "calibrate EVIL --data TEXT",
     "show EVIL",
     "spectrum EVIL",
+    "fit-pattern EVIL --text TEXT",
     "distill EVIL --data TEXT --out OUT",
     "data prepare TEXT --tokenizer EVIL --out OUT",
     "train --data TEXT --pretrained EVIL --out OUT",

@@ -46,7 +46,10 @@ SPECTRUM = ("spectrum", "encoder-tiny", "--length", "16", "--texts", "1", "--out
 SMALL = ("--tasks", "vt", "--lengths", "700", "--samples", "1", "--max-new-tokens", "1")
 PROBE = ("probe", "UNLIMITED", *SMALL, "--out")
 PNG = b"\x89PNG", b"IEND\xaeB`\x82"
+FIT = ("fit-pattern", "LM", "--length", "16", "--budget", "0.9")
 CASES = {
+    "fitted pattern": Case((*FIT, "--out"), ".txt", b"", b")\n"),
+    "fitted heads": Case((*FIT, "--figure"), ".png", *PNG),
     "explore": Case(
         ("explore", "encoder-tiny", "two words", "--out"), ".html", b"<!doctype html", b"</html>\n"
     ),

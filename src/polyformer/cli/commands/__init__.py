@@ -6,7 +6,8 @@ the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
 `input_lines` (reads input texts), `training_run` (for train and distill), `before_after` and `recall` (for
-convert), `model_and_texts` (for explore, spectrum, ablate and calibrate), `show_pictures` and `evaluate_*`.
+convert), `model_and_texts` (for explore, spectrum, ablate, calibrate and fit-pattern), `show_pictures` and
+`evaluate_*`.
 """
 
 import typing
@@ -41,6 +42,7 @@ COMMANDS = (
     "audit",
     "list",
     "convert",
+    "fit-pattern",
     "export",
     "calibrate",
     "show",
@@ -65,7 +67,7 @@ def load_command(name: str) -> ModuleType:
         InputError: The command's distribution is not installed.
     """
     if name not in LABORATORY:
-        return import_module(f"{__name__}.{name}")
+        return import_module(f"{__name__}.{name.replace('-', '_')}")
     if not is_installed(name):
         raise InputError(
             f"the command {name} is part of polyformer-lab, which is not installed; install it with: "

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
@@ -23,7 +25,7 @@ from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation
 from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
 from polyformer.models.checkpoints.config_mapping import Tree
-from polyformer.models.checkpoints.convert import add_memory
+from polyformer.models.checkpoints.convert import add_memory, convert
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
@@ -45,6 +47,7 @@ def from_pretrained(
     head: str | dict[str, Any] | HeadConfig | None = None,
     *,
     weights: str | None = None,
+    attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None,
     memory: MemoryConfig | str | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     allow_pickle: bool = False,
@@ -63,6 +66,8 @@ def from_pretrained(
         weights: the type of the weights: "float32", "bfloat16", or a type that needs less memory and
             generates faster: "int8", "int4", or "stored", the 4-bit numbers of a GGUF file
             (`polyformer.models.architectures.weights`); by default as in the files, float32 for GGUF.
+        attention: another attention, such as "Window(256) | Global(4)", in the forms of `convert`; by default
+            as saved.
         memory: a memory for a decoder, such as "sinks(first=4, length=508)"; by default as saved.
         dtype: the type of floating point tensors; by default as in the files, float32 for GGUF.
         allow_pickle: read `pytorch_model.bin` if there is no safetensors file, restricted to tensors.
@@ -76,6 +81,7 @@ def from_pretrained(
         raise unknown("weights", weights, WEIGHTS)
     folder = _folder(source, revision)
     model = _read(folder, head, dtype, allow_pickle, in_blocks=weights == STORED)
+    model = model if attention is None else convert(model, attention)[0]
     model = model if memory is None else add_memory(model, memory)
     model = model if weights is None else with_weights(model, weights).to(dtype)
     model.folder = folder

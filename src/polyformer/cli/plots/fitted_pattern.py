@@ -1,0 +1,63 @@
+"""The figure of a fitted pattern: what every head got, and the quality at each budget."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polyformer.applications.pattern_fitting import FittedPattern
+from polyformer.attention.patterns import Pattern
+from polyformer.cli.commands.before_after import Comparison, TextMeasurement
+from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import Write
+
+
+def short_text(pattern: Pattern) -> str:
+    """Return the expression of a pattern without the names of options."""
+    return re.sub(r"\w+=", "", pattern.to_text())
+
+
+def draw_fit(
+    fits: Sequence[FittedPattern],
+    results: Sequence[Comparison],
+    title: str,
+    path: Path,
+    write: Write,
+) -> None:
+    """Draw the share of the pairs of each head of the last fit, and the quality by budget if it is measured.
+
+    `write` saves the figure; the suffix of `path` determines the format. Raises `InputError` without
+    matplotlib.
+    """
+    shares = fits[-1].shares
+    layers, heads = shares.shape
+    figure = new_figure(4.5 + 4 * bool(results), 1.5 + 0.2 * layers)
+    heat, *others = figure.subplots(1, 1 + bool(results), squeeze=False)[0]
+    # A logarithm shows windows of all sizes.
+    shown = heat.imshow(shares.clamp_min(1e-4).log10().numpy(), aspect="auto", vmin=-3, vmax=0, cmap="Blues")
+    figure.colorbar(shown, ax=heat, label="pairs of a head, as the power of 10 of the share of all pairs")
+    heat.set(title=f"{fits[-1].share:.1%} of all pairs", xlabel="head", ylabel="layer", xticks=range(heads))
+    for axes in others:
+        _draw_quality(axes, fits, results)
+    figure.suptitle(title, fontsize=10)
+    save_figure(figure, path, write)
+
+
+def _draw_quality(axes: Any, fits: Sequence[FittedPattern], results: Sequence[Comparison]) -> None:
+    """Draw perplexity, or the similarity of vectors, and recall, by the share of the pairs."""
+    shares = [fit.share for fit in fits]
+    name = "similarity" if results[0].embeds else "perplexity / dense"
+    axes.plot(shares, [quality(row) for row in results], marker="o", label=name)
+    if all(row.recall[1] is not None for row in results):
+        axes.plot(shares, [row.recall[1] for row in results], marker="s", label="recall")
+    axes.set(xlabel="share of all pairs", xscale="log")
+    axes.legend(frameon=False)
+
+
+def quality(row: Comparison) -> float:
+    """Return the similarity of the vectors, or the ratio of the perplexities, after to before."""
+    if row.similarity is not None:
+        return row.similarity
+    assert isinstance(row.before, TextMeasurement)
+    assert isinstance(row.after, TextMeasurement)
+    return row.after.perplexity / row.before.perplexity
