@@ -82,7 +82,7 @@ def _help() -> str:
     ]
     for name in COMMANDS:
         text = (load_command(name).__doc__ or "") if is_installed(name) else "Requires polyformer-lab."
-        lines.append(f"  {name:<11}{text.splitlines()[0]}")
+        lines.append(f"  {name:<12}{text.splitlines()[0]}")
     end = "polyformer COMMAND --help shows options and examples; polyformer --version prints the version."
     return "\n".join([*lines, "", end])
 
