@@ -44,7 +44,7 @@ def test_commands_of_the_laboratory_say_how_to_install_it(
     monkeypatch.setattr(commands, "entry_points", lambda **_: ())  # as where polyformer-lab is absent
     for name in commands.LABORATORY:
         assert "pip install 'polyformer[lab]'" in complaint(name, "warmup")
-    assert "  reproduce  Requires polyformer-lab." in output(capsys, "--help")
+    assert "  reproduce   Requires polyformer-lab." in output(capsys, "--help")
 
 
 def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str]):
