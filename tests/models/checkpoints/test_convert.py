@@ -240,3 +240,10 @@ def test_another_softmax_attention_keeps_the_soft_cap_and_the_sinks():
     assert not report.newly_initialized
     inputs = batch(old)
     torch.testing.assert_close(new(**inputs).logits, old(**inputs).logits, rtol=1e-10, atol=1e-10)
+
+
+def test_an_attention_without_the_soft_cap_warns():
+    model = create_model("gpt2", **{**SIZES, "attention": SoftmaxConfig(soft_cap=0.1, sink=True)})
+    with pytest.warns(UserWarning, match="'linear' has no soft cap, so the model loses its soft_cap=0.1"):
+        _, report = convert(model, "linear")
+    assert any(name.endswith("sink") for name in report.left)

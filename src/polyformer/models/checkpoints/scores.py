@@ -1,6 +1,7 @@
 """Scores of attention in a conversion: their options, and a scale that the new attention lacks."""
 
 import dataclasses
+import warnings
 
 import torch
 from torch import nn
@@ -15,11 +16,21 @@ from polyformer.nn.stack import MultiHeadAttention, Stack
 
 
 def with_score_options(mechanism: MechanismConfig, old: MechanismConfig) -> MechanismConfig:
-    """Return `mechanism` with the scale of the `old` mechanism, its soft cap and its sink, if it has none."""
+    """Return `mechanism` with the scale of the `old` mechanism, its soft cap and its sink, if it has none.
+
+    A mechanism without a softmax has no soft cap: a warning says so. `Report.left` names a sink.
+    """
     if isinstance(mechanism, AlternateConfig):
         layers = tuple(with_score_options(layer, old) for layer in mechanism.mechanisms)
         return AlternateConfig(mechanisms=layers)
-    if not isinstance(mechanism, SoftmaxConfig) or not isinstance(old, SoftmaxConfig):
+    if not isinstance(old, SoftmaxConfig):
+        return mechanism
+    if not isinstance(mechanism, SoftmaxConfig):
+        if old.soft_cap is not None:
+            kind, cap = quote(mechanism.kind), old.soft_cap
+            warnings.warn(
+                f"attention: {kind} has no soft cap, so the model loses its soft_cap={cap}", stacklevel=4
+            )
         return mechanism
     missing = [name for name in ("scale", "soft_cap", "sink") if not getattr(mechanism, name)]
     return dataclasses.replace(mechanism, **{name: getattr(old, name) for name in missing})
