@@ -67,5 +67,5 @@ class ConstantRetention(Retention):
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return the inputs of retention with log gamma as the decay."""
         inputs = super().inputs(q, k, v, gates)
-        decay = q.new_full((*q.shape[:3], 1), math.log(self.config.gamma))
+        decay = q.new_full((*v.shape[:3], 1), math.log(self.config.gamma))
         return dataclasses.replace(inputs, decay=decay)

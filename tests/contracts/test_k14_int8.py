@@ -36,7 +36,7 @@ def test_it_computes_what_the_same_weights_in_floating_point_do(
     expected = plain(**batch).logits
     if not any(isinstance(part, CHOOSING) for part in parts(case.config)):
         # Activations in 8 bits err by a part in 256; norms of short keys enlarge the error of single logits.
-        assert (model(**batch).logits - expected).norm() <= 0.02 * (expected.norm() + 1)
+        assert (model(**batch).logits - expected).norm() <= 0.03 * (expected.norm() + 1)
     monkeypatch.setattr(quantized_layers, "has_fast_product", lambda *_: False)
     torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 

@@ -18,17 +18,19 @@ from polyformer.core.state import State
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
 
 
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(ROWS, HEADS, *shape, dtype=torch.float64, requires_grad=True)
+def leaf(*shape: int, heads: int = HEADS) -> Tensor:
+    return torch.randn(ROWS, heads, *shape, dtype=torch.float64, requires_grad=True)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize("channels", [0, 1, WIDTH])
 @pytest.mark.parametrize("erases", [False, True], ids=["", "erase"])
-def test_chunks_of_any_size_are_the_recurrence(packed: bool, channels: int, erases: bool):
+@pytest.mark.parametrize("groups", [HEADS, HEADS // 2], ids=["", "grouped"])
+def test_chunks_of_any_size_are_the_recurrence(packed: bool, channels: int, erases: bool, groups: int):
     """A decay per head, per channel or none, and the delta rule, with documents, after a state."""
     torch.manual_seed(0)
-    q, k, v, state = leaf(LENGTH, WIDTH), leaf(LENGTH, WIDTH), leaf(LENGTH, VALUES), leaf(WIDTH, VALUES)
+    q, k = leaf(LENGTH, WIDTH, heads=groups), leaf(LENGTH, WIDTH, heads=groups)
+    v, state = leaf(LENGTH, VALUES), leaf(WIDTH, VALUES)
     decay, erase = (leaf(LENGTH, channels) if channels else None), (leaf(LENGTH, 1) if erases else None)
     unit = k / k.norm(dim=-1, keepdim=True)
     rates = None if decay is None else -decay.exp(), None if erase is None else 2 * erase.sigmoid()

@@ -191,7 +191,6 @@ class Recurrence(Mechanism):
             if self.config.heads is None:  # every head has taps of its keys
                 k, v = self._repeated(k), self._repeated(v)
             q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
-            q, k = self._repeated(q), self._repeated(k)
             scan = self._masked(self.inputs(q, k, v, table), context, past)
             if recording():
                 self._record(scan, context, past, queries)
@@ -271,12 +270,13 @@ class Recurrence(Mechanism):
     def _scan(self, scan: ScanInputs, context: Context, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, H, T, Dv] and the next matrix; in an encoder of both directions."""
         run = recurrence if self.config.backend == "definition" else chunked_scan
-        empty = scan.k.new_zeros(*scan.k.shape[:2], scan.k.shape[3], scan.v.shape[3])
+        empty = scan.k.new_zeros(*scan.v.shape[:2], scan.k.shape[3], scan.v.shape[3])
         y, matrix = run(scan, empty if matrix is None else matrix)
         if not context.causal:
             back, _ = run(scan.reversed(), empty)
             y = y + back.flip(2)
             if scan.erase is None:
+                scan = scan.by_heads()
                 y = y - (scan.q * scan.k).sum(-1, keepdim=True) * scan.v
         return y, matrix
 

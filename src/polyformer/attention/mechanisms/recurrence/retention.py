@@ -38,5 +38,5 @@ class Retention(Recurrence):
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return q / sqrt(D), k and v with constant decays."""
         heads = torch.arange(self.num_heads, device=q.device, dtype=q.dtype)
-        decay = torch.log1p(-(2.0 ** (-5 - heads))).view(-1, 1, 1).expand(*q.shape[:3], 1)
+        decay = torch.log1p(-(2.0 ** (-5 - heads))).view(-1, 1, 1).expand(*v.shape[:3], 1)
         return ScanInputs(q * self.key_size**-0.5, k, v, decay)

@@ -15,6 +15,9 @@ This is a triangular system (the WY form of products of Householder matrices); w
 and the next state follow from it by matrix products, so only the state passes from chunk to chunk. All
 exponents are at most 0, so decays never overflow. A chunk of all tokens is the parallel form.
 
+If decays are numbers and nothing is erased, heads may share queries and keys: then they share the products of
+both, and the matrices of a group are multiplied as a single one (`_scan_by_groups`).
+
 Yang et al. 2024 (GLA), section 4; Yang et al. 2024 (DeltaNet), section 3.2; Yang et al. 2025 (Gated
 DeltaNet), section 3.3. Cost per token and head: 2 D Dv products, C (D + Dv) in a chunk of C tokens, and as
 many again for the triangular system with b.
@@ -42,7 +45,7 @@ class ScanInputs:
     """The tokens of a recurrence. H heads share no state.
 
     Args:
-        q, k: [B, H, T, D].
+        q, k: [B, G, T, D], each of the G groups for H / G heads.
         v: [B, H, T, Dv].
         decay: g, [B, H, T, 1] for a number per head or [B, H, T, D]; None for no decay.
         erase: b, [B, H, T, 1]; None if nothing is erased.
@@ -55,6 +58,14 @@ class ScanInputs:
     decay: Tensor | None = None
     erase: Tensor | None = None
     starts: Tensor | None = None
+
+    def by_heads(self) -> "ScanInputs":
+        """Return the tokens with the queries and keys of every head."""
+        heads = self.v.shape[1] // self.q.shape[1]
+        if heads == 1:
+            return self
+        q, k = (x.repeat_interleave(heads, 1) for x in (self.q, self.k))
+        return dataclasses.replace(self, q=q, k=k)
 
     def reversed(self) -> "ScanInputs":
         """Return the tokens in the opposite order: a document starts at its last token."""
@@ -91,7 +102,7 @@ class ScanInputs:
 
 def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return y [B, H, T, Dv] and the last state [B, H, D, Dv], token by token: the definition."""
-    outputs = []
+    outputs, tokens = [], tokens.by_heads()
     for t in range(tokens.q.shape[2]):
         if tokens.starts is not None:
             state = state * ~tokens.starts[:, t].view(-1, 1, 1, 1)
@@ -112,20 +123,81 @@ def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> 
     size = size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
     if length == 1:
         return recurrence(tokens, state)
+    number = tokens.erase is None and (tokens.decay is None or tokens.decay.shape[-1] == 1)
+    scan = _scan_by_groups if number and tokens.q.shape[1] < tokens.v.shape[1] else _scan_by_heads
     outputs = []
     for segment in tokens.split(max(size, SEGMENT)) if tokens.q.is_cpu else [tokens]:
         # Few tokens need no more than the next power of 2.
         count = segment.q.shape[2]
         short = min(size, 1 << (count - 1).bit_length())
-        chunks = Chunks.of(segment.padded(-count % short), short)
-        parts = []
-        for chunk in chunks.each():
-            # u = v - erased S; y = q S + pairs u; S' = kept S + k^T u
-            value = chunk.value if chunk.erased is None else chunk.value - chunk.erased @ state
-            parts.append(chunk.query @ state + chunk.pairs @ value)
-            state = chunk.key.mT @ value + (state if chunk.kept is None else chunk.kept * state)
-        outputs.append(torch.cat(parts, 2)[:, :, :count])
+        y, state = scan(segment.padded(-count % short), state, short)
+        outputs.append(y[:, :, :count])
     return torch.cat(outputs, 2), state
+
+
+def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the next state of T tokens, T a multiple of `size`, without erasing:
+
+    y_i = exp(F_i) q_i^T S + sum_(j <= i) (q_i . k_j) exp(F_i - F_j) v_j
+    S' = exp(F_C) S + sum_j k_j (exp(F_C - F_j) v_j)^T
+    """
+    groups = tokens.q.shape[1]
+    q, k = (x.unflatten(2, (-1, size)) for x in (tokens.q, tokens.k))  # [B, G, n, C, D]
+    v = tokens.v.unflatten(2, (-1, size)).unflatten(1, (groups, -1))  # [B, G, h, n, C, Dv]
+    allowed, first, last = allowed_pairs(tokens.starts, size, v)
+    products, read, write, kept = (q @ k.mT).unsqueeze(2), first, last, None
+    if tokens.decay is None:
+        pairs = products.masked_fill(~allowed, 0)
+    else:
+        sums = tokens.decay.unflatten(2, (-1, size)).unflatten(1, (groups, -1)).cumsum(4)
+        total = sums[..., -1:, :]
+        pairs = products * (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
+        read, write, kept = _product(sums.exp(), first), _product((total - sums).exp(), last), total.exp()
+    if first is not None:
+        kept = _product(first[..., -1:, :], kept)
+    # The values of a group's heads side by side: [B, G, n, C, h Dv]; the states: [B, G, n, D, h, Dv].
+    weighted = (v if write is None else v * write).movedim(2, 4).flatten(4)
+    added = (k.mT @ weighted).unflatten(-1, (v.shape[2], -1)).unbind(2)
+    held = [None] * len(added) if kept is None else kept.movedim(2, 4).unbind(2)
+    current, states = state.unflatten(1, (groups, -1)).movedim(2, 3), []
+    for new, share in zip(added, held):
+        states.append(current)
+        current = new + (current if share is None else share * current)
+    outside = (q @ torch.stack(states, 2).flatten(4)).unflatten(-1, (v.shape[2], -1)).movedim(4, 2)
+    y = pairs @ v + (outside if read is None else outside * read)
+    return y.flatten(1, 2).flatten(2, 3), current.movedim(3, 2).flatten(1, 2)
+
+
+def _scan_by_heads(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the next state of T tokens, T a multiple of `size`."""
+    parts = []
+    for chunk in Chunks.of(tokens.by_heads(), size).each():
+        # u = v - erased S; y = q S + pairs u; S' = kept S + k^T u
+        value = chunk.value if chunk.erased is None else chunk.value - chunk.erased @ state
+        parts.append(chunk.query @ state + chunk.pairs @ value)
+        state = chunk.key.mT @ value + (state if chunk.kept is None else chunk.kept * state)
+    return torch.cat(parts, 2), state
+
+
+def allowed_pairs(starts: Tensor | None, size: int, v: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the pairs j <= i of a document in chunks of C tokens, and whether tokens are in its parts.
+
+    starts: see `ScanInputs`. v: [..., n, C, Dv], the values. Returns pairs that broadcast to [..., n, C, C],
+    the tokens of the document of the state before the chunk, and of the document of its last token, both
+    [..., n, C, 1] and None for a single document.
+    """
+    allowed = torch.ones(size, size, dtype=torch.bool, device=v.device).tril()
+    if starts is None:
+        return allowed, None, None
+    # Documents of a chunk, counted from 0, the document of the token before the chunk.
+    document = starts.unflatten(1, (-1, size)).long().cumsum(2).unsqueeze(-1)
+    document = document.view(len(starts), *[1] * (v.dim() - 4), *document.shape[1:])
+    return allowed & (document == document.mT), document == 0, document == document[..., -1:, :]
+
+
+def _product(x: Tensor, y: Tensor | None) -> Tensor:
+    """Return x y, or x without y."""
+    return x if y is None else x * y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +228,7 @@ class Chunks:
             None if x is None else x.unflatten(2, (-1, size)) for x in (tokens.decay, tokens.erase)
         )
         sums = None if decay is None else decay.cumsum(3)
-        allowed = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-        first = last = None
-        if tokens.starts is not None:
-            # Documents of a chunk, counted from 0, the document of the token before the chunk.
-            document = tokens.starts.unflatten(1, (-1, size)).long().cumsum(2)[:, None, :, :, None]
-            allowed = allowed & (document == document.mT)
-            first, last = document == 0, document == document[:, :, :, -1:]
+        allowed, first, last = allowed_pairs(tokens.starts, size, v)
         query, before, key, kept = q, k, k, None
         if sums is not None:
             from_state, total = sums.exp(), sums[:, :, :, -1:]
