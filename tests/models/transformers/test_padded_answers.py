@@ -11,7 +11,10 @@ from polyformer.models.checkpoints.matching import resolve_prefix
 from polyformer.models.checkpoints.save import find_family, to_hub_tensors
 
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
-FLOAT32 = ("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "qwen3", "t5", "xlm")
+FLOAT32 = (
+    *("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "qwen3", "qwen3_next"),
+    *("t5", "xlm"),
+)
 """Families of which theirs computes parts in float32."""
 
 UNIFORM: dict[str, tuple[str, ...]] = {
@@ -19,8 +22,10 @@ UNIFORM: dict[str, tuple[str, ...]] = {
     "deberta-v2": ("left", "right"),
     "gpt_neo": ("left", "right"),
     "gptj": ("left",),
+    "qwen3_next": ("left", "right"),
 }
-"""Where theirs takes the mean of all tokens for what a padded token, which may attend to none, sees."""
+"""Where theirs computes something else at a padded token, which may attend to none: the mean of all tokens,
+or what its linear layers have in their states."""
 
 ROWS, LENGTH = 8, 40
 LENGTHS = torch.tensor([40, 33, 21, 18, 16, 15, 14, 20])  # enough padding to be left out elsewhere

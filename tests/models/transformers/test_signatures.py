@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
     "langs": torch.randint(3, (3, T), generator=GENERATOR),
     "lengths": LENGTHS,
     "use_cache": True,
+    "output_router_logits": True,
     "logits_to_keep": 3,
     "output_attentions": True,
     "output_hidden_states": True,
@@ -48,7 +49,7 @@ VALUES: dict[str, Any] = {
 EVERYWHERE = {"num_items_in_batch": torch.tensor(17), "output_attentions": True, "output_hidden_states": True}
 """What all of transformers' models take beside their names."""
 
-REST = {"past_key_values", "encoder_outputs", "kwargs", "input_ids"}
+REST = {"past_key_values", "cache_params", "encoder_outputs", "kwargs", "input_ids"}
 """Arguments that tests of generation give."""
 
 
@@ -105,7 +106,9 @@ def compare(actual: Any, expected: Any, mask: torch.Tensor | None) -> None:
             {str(i): field for i, field in enumerate(x) if torch.is_tensor(field)} for x in (actual, expected)
         )
     for name, field in expected.items():
-        if name in ("past_key_values", "past_buckets_states") or (isinstance(field, tuple) and not field):
+        if name in ("past_key_values", "past_buckets_states", "cache_params") or (
+            isinstance(field, tuple) and not field
+        ):
             continue
         pairs = zip(actual[name], field, strict=True) if isinstance(field, tuple) else [(actual[name], field)]
         for a, b in pairs:
@@ -123,6 +126,8 @@ SCALED = "bigbird_pegasus", "gemma3_text", "m2m_100"
 
 FORMATS = {
     ("longformer", "output_attentions"): "theirs of a window's width",
+    ("mamba2", "output_hidden_states"): "theirs of the outputs of layers",
+    ("qwen3_next", "output_attentions"): "theirs of softmax layers only",
     ("reformer", "output_attentions"): "theirs of chunks",
     ("reformer", "output_hidden_states"): "theirs of both streams",
     ("reformer", "position_ids"): "theirs pads them to chunks with others",

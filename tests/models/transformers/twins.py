@@ -104,6 +104,23 @@ SIZES: dict[str, dict[str, Any]] = {
     "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
     "deepseek_v2": EXPERTS,
     "deepseek_v3": EXPERTS | {"n_group": 2, "topk_group": 1},
+    "gpt_oss": LLAMA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
+    "mamba2": {
+        **{"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 8},
+        **{"n_groups": 2, "state_size": 5, "chunk_size": 4},
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    },
+    "qwen3_next": {
+        **LLAMA,
+        **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 5},
+        **{
+            "linear_value_head_dim": 3,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+        },
+        **{"shared_expert_intermediate_size": 5, "layer_types": ["linear_attention", "full_attention"]},
+    },
     "llama": LLAMA,
     "modernbert": {
         "vocab_size": V,
@@ -218,6 +235,8 @@ def theirs(family: str, task: str, dtype: torch.dtype = torch.float64, **options
         model = getattr(transformers, FAMILIES[family].class_prefix + task)(config)
         for parameter in model.parameters():
             parameter.data.add_(0.15 * torch.randn_like(parameter))
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # others do not take double precision
     return model.to(dtype).eval()
 
 

@@ -111,7 +111,7 @@ def run(options: FitPatternOptions) -> None:
     if options.figure is not None:
         from polyformer.cli.plots.fitted_pattern import draw_fit
 
-        draw_fit(fits, results, options.model, Path(options.figure), write_output)
+        draw_fit(fits, results, Path(options.model).name, Path(options.figure), write_output)
         print(f"drawn in {options.figure}")
 
 

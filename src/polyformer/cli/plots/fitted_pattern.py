@@ -34,8 +34,10 @@ def draw_fit(
     figure = new_figure(4.5 + 4 * bool(results), 1.5 + 0.2 * layers)
     heat, *others = figure.subplots(1, 1 + bool(results), squeeze=False)[0]
     # A logarithm shows windows of all sizes.
-    shown = heat.imshow(shares.clamp_min(1e-4).log10().numpy(), aspect="auto", vmin=-3, vmax=0, cmap="Blues")
-    figure.colorbar(shown, ax=heat, label="pairs of a head, as the power of 10 of the share of all pairs")
+    visible = shares.clamp_min(1e-3).numpy()
+    shown = heat.imshow(visible, aspect="auto", norm="log", vmin=1e-3, vmax=1, cmap="Blues")
+    bar = figure.colorbar(shown, ax=heat, label="pairs of a head", ticks=[1e-3, 1e-2, 1e-1, 1])
+    bar.set_ticklabels(["0.1 %", "1 %", "10 %", "100 %"])
     heat.set(title=f"{fits[-1].share:.1%} of all pairs", xlabel="head", ylabel="layer", xticks=range(heads))
     for axes in others:
         _draw_quality(axes, fits, results)
@@ -51,6 +53,8 @@ def _draw_quality(axes: Any, fits: Sequence[FittedPattern], results: Sequence[Co
     if all(row.recall[1] is not None for row in results):
         axes.plot(shares, [row.recall[1] for row in results], marker="s", label="recall")
     axes.set(xlabel="share of all pairs", xscale="log")
+    axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
+    axes.minorticks_off()
     axes.legend(frameon=False)
 
 

@@ -74,6 +74,7 @@ class GptOss(LlamaFamily):
     template = (
         model_config("llama-2-7b")
         .override("mechanism", SoftmaxConfig(sink=True))
+        .override("decoder.attention.head_size", 64)
         .override("feedforward", ExpertsConfig(expert=EXPERT, router_bias=True))
     )
     config_mapping = (
