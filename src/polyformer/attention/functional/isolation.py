@@ -73,7 +73,7 @@ def without_padding_keys(k: Tensor, v: Tensor, context: Context) -> tuple[Tensor
 
 def empty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the output [B, H, Tq, Dv] of a call without queries; the gradients of q, k, v are zeros."""
-    q = _for_heads(q[..., :1], v.shape[1])
+    q = for_heads(q[..., :1], v.shape[1])
     return q.expand(*q.shape[:3], v.shape[3]) + (k[..., :0].sum() + v[..., :0].sum())
 
 
@@ -162,7 +162,7 @@ def guarded(forward: Forward) -> Forward:
         q, k, v = _without_padding(q, k, v, context)
         if state is not None:
             return forward(self, q, k, v, context, state, position, *gates)
-        bad_queries, bad_keys = _bad_tokens(q), _for_heads(_bad_tokens(k), v.shape[1]) | _bad_tokens(v)
+        bad_queries, bad_keys = _bad_tokens(q), for_heads(_bad_tokens(k), v.shape[1]) | _bad_tokens(v)
         for gate in gates:
             bad_keys = bad_keys | _bad_tokens(gate.unsqueeze(1))
         # A key of zeros would write nothing into the state of a recurrence, and no query would see it.
@@ -177,7 +177,7 @@ def guarded(forward: Forward) -> Forward:
             scores = None if position is None else _Scores(position)
             seen, _ = forward(self, q, k, probe, context, None, scores, *gates)
         sees_bad = (seen != 0).any(-1, keepdim=True)
-        return y.masked_fill(_for_heads(bad_queries, y.shape[1]) | sees_bad, torch.nan), None
+        return y.masked_fill(for_heads(bad_queries, y.shape[1]) | sees_bad, torch.nan), None
 
     return run
 
@@ -207,7 +207,7 @@ def _bad_tokens(x: Tensor) -> Tensor:
     return ~x.isfinite().all(-1, keepdim=True)
 
 
-def _for_heads(x: Tensor, heads: int) -> Tensor:
+def for_heads(x: Tensor, heads: int) -> Tensor:
     """Return x [B, h, ...] for `heads` heads if they are more than h, the same for each of a group."""
     return x.repeat_interleave(heads // x.shape[1], 1) if heads > x.shape[1] else x
 

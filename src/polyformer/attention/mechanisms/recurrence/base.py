@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.isolation import for_heads, guarded
 from polyformer.attention.functional.plan import refuse_recording
 from polyformer.attention.mechanisms.base import (
     Mechanism,
@@ -189,7 +189,7 @@ class Recurrence(Mechanism):
             k, v = at_least_float32(k), at_least_float32(v)
             table = self._gates(k, gates)
             if self.config.heads is None:  # every head has taps of its keys
-                k, v = self._repeated(k), self._repeated(v)
+                k, v = for_heads(k, self.num_heads), for_heads(v, self.num_heads)
             q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
             scan = self._masked(self.inputs(q, k, v, table), context, past)
             if recording():
@@ -203,10 +203,6 @@ class Recurrence(Mechanism):
     def per_head(self, gate: Tensor) -> Tensor:
         """Return a gate [B, T, H c] by heads, [B, H, T, c]."""
         return gate.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def _repeated(self, x: Tensor) -> Tensor:
-        """Return x [B, h, T, D] for all heads: each head of x serves a group of heads."""
-        return x.repeat_interleave(self.num_heads // x.shape[1], 1) if x.shape[1] < self.num_heads else x
 
     def weights(self, scan: ScanInputs, context: Context) -> Tensor:
         """Return the weight of every token's value in every output of the scan, [B, H, T, T]."""

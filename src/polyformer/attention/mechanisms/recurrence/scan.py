@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.isolation import for_heads
+
 CHUNK = 32
 """Tokens of a chunk, a power of 2. With 64 the pairs and their triangular system cost twice as much."""
 
@@ -61,10 +63,7 @@ class ScanInputs:
 
     def by_heads(self) -> "ScanInputs":
         """Return the tokens with the queries and keys of every head."""
-        heads = self.v.shape[1] // self.q.shape[1]
-        if heads == 1:
-            return self
-        q, k = (x.repeat_interleave(heads, 1) for x in (self.q, self.k))
+        q, k = (for_heads(x, self.v.shape[1]) for x in (self.q, self.k))
         return dataclasses.replace(self, q=q, k=k)
 
     def reversed(self) -> "ScanInputs":
