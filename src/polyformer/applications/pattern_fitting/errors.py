@@ -37,7 +37,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.nn.stack import Stack
 
 RUNS, WIDTH = 16, 16
-"""The queries of a text whose weights are computed: runs, and queries in each."""
+"""The queries of a text with computed weights: runs, and queries in each."""
 
 DENSE = 0.9
 """The share of keys from which a product with all keys is faster than a selection of them."""
@@ -80,7 +80,7 @@ def head_errors(model: Transformer, rows: Sequence[Sequence[int]], patterns: Seq
 
 @dataclasses.dataclass(frozen=True)
 class QueryRun:
-    """The queries start <= i < stop, each of which stands for `weight` queries of the text."""
+    """The queries start <= i < stop, each for `weight` queries of the text."""
 
     start: int
     stop: int
@@ -90,7 +90,7 @@ class QueryRun:
 def query_runs(length: int) -> list[QueryRun]:
     """Return runs of queries spread over a text; all queries of a text of up to 256 tokens.
 
-    The first and the last run stand for themselves, because the output may be read from the first or the last
+    The first and the last run count once, because the output may be read from the first or the last
     token only.
     """
     if length <= RUNS * WIDTH:

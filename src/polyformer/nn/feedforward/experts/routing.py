@@ -47,7 +47,7 @@ class ExpertRoutingConfig(FeedForwardConfig):
     bias_rate: NonNegativeFloat = 0.0  # by which a backward pass changes `selection_bias`
     groups: PositiveInt = 1  # of consecutive experts
     groups_used: PositiveInt | None = None  # groups with the experts of a token; by default all
-    group_top: PositiveInt = 1  # the scores of a group that rank it: the sum of so many best
+    group_top: PositiveInt = 1  # a group is ranked by the sum of this many best scores
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.experts:
