@@ -56,9 +56,11 @@ def test_wrong_options_are_one_line(fit: Callable[..., int], capsys: pytest.Capt
         (("--budget", "1.5"), "budget: expected a share of all pairs"),
         (("--budget", "much"), "--budget: expected numbers"),
         (("--recall", "2"), "--recall: requires --evaluate TEXT"),
+        (("--evaluate", "missing.txt"), "missing.txt: cannot be read"),
     ):
         capsys.readouterr()
         assert fit(*words) == 2
-        error = capsys.readouterr().err
+        printed, error = capsys.readouterr()
         assert expected in error
+        assert "measured" not in printed
         assert error.count("\n") == 1

@@ -38,6 +38,12 @@ class FittedPattern:
         return [self.errors.patterns[index] for index in row]
 
 
+def check_budget(budget: float) -> None:
+    """Raise `InputError` unless the budget is a share of all pairs."""
+    if not 0 < budget <= 1:
+        raise InputError(f"budget: expected a share of all pairs above 0 and up to 1, got {budget}")
+
+
 def fit_pattern(errors: HeadErrors, budget: float, most: int = 2) -> FittedPattern:
     """Return the patterns with the least sum of errors that compute at most `budget` of all pairs.
 
@@ -45,8 +51,7 @@ def fit_pattern(errors: HeadErrors, budget: float, most: int = 2) -> FittedPatte
     patterns in a layer, 1 to 4, because each is a separate call. Raises `InputError` for a budget below the
     cheapest patterns.
     """
-    if not 0 < budget <= 1:
-        raise InputError(f"budget: expected a share of all pairs above 0 and up to 1, got {budget}")
+    check_budget(budget)
     layers, heads, _ = errors.errors.shape
     pairs = int(budget * layers * heads * int(errors.costs.max()))
     # The cheapest of equally good patterns comes first.

@@ -87,15 +87,23 @@ class FitPatternOptions:
 
 def run(options: FitPatternOptions) -> None:
     """Print a table for each budget and the pattern, and write the files."""
-    from polyformer.applications.pattern_fitting import candidates, fit_pattern, head_errors
+    from polyformer.applications.pattern_fitting import candidates, check_budget, fit_pattern, head_errors
     from polyformer.core.files import write_output
     from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.data.compressed_files import opened
 
     if options.recall is not None and options.evaluate is None:
         raise InputError("--recall: requires --evaluate TEXT")
     budgets = parse_numbers("--budget", options.budget)
+    # The measurement takes minutes, so a wrong option is an error before it.
+    for budget in budgets:
+        check_budget(budget)
     source = load(options.model, options.text, options.device)
     length = options.length or min(source.model.config.max_position_embeddings, LONGEST)
+    text = None
+    if options.evaluate is not None:
+        with opened(Path(options.evaluate)) as file:
+            text = file.read(32 * max(options.tokens, length))
     rows, start = token_rows(source, source.columns[0], length, options.texts), time.perf_counter()
     with model_threads(source.model):
         errors = head_errors(source.model, rows, candidates(length))
@@ -103,11 +111,11 @@ def run(options: FitPatternOptions) -> None:
     print(f"{len(rows)} x {length:,} tokens measured in {time.perf_counter() - start:.0f} s")
     for budget, fitted in zip(budgets, fits):
         show(budget, fitted)
-    text = fits[-1].pattern.to_text()
-    print(f"\n{text}" if options.out is None else f"\nwritten to {options.out}")
+    pattern = fits[-1].pattern.to_text()
+    print(f"\n{pattern}" if options.out is None else f"\nwritten to {options.out}")
     if options.out is not None:
-        write_output(options.out, f"{text}\n".encode())
-    results = list(compared(options, source.model, length, fits)) if options.evaluate else []
+        write_output(options.out, f"{pattern}\n".encode())
+    results = [] if text is None else list(compared(options, source.model, length, fits, text))
     if options.figure is not None:
         from polyformer.cli.plots.fitted_pattern import draw_fit
 
@@ -141,23 +149,21 @@ def show(budget: float, fitted: "FittedPattern") -> None:
 
 
 def compared(
-    options: FitPatternOptions, model: "Transformer", length: int, fits: "list[FittedPattern]"
+    options: FitPatternOptions, model: "Transformer", length: int, fits: "list[FittedPattern]", text: str
 ) -> "Iterator[Comparison]":
-    """Yield the comparison of dense attention with each fit, and print it as a row of a table."""
+    """Yield the comparison of dense attention with each fit on `text`, and print it as a row of a table."""
     from dataclasses import replace
     from functools import partial
 
     from polyformer.applications.probing import read_text
     from polyformer.cli.commands.before_after import compare, comparison_table
     from polyformer.cli.commands.recall import recall
-    from polyformer.data.compressed_files import opened
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.checkpoints import convert
 
     assert options.evaluate is not None
     tokenizer = load_tokenizer(options.model)
-    with opened(Path(options.evaluate)) as file:
-        ids = tokenizer.encode(file.read(32 * max(options.tokens, length)))
+    ids = tokenizer.encode(text)
     for fitted in fits:
         sparse, _ = convert(model, fitted.pattern)
         (row,) = compare(model, sparse, tokenizer, ids, [length], options.tokens)
