@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from polyformer.applications.interventions.trace import trace
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.stack import Stack
 
@@ -58,7 +57,9 @@ def ablate(
         progress: receives the number of finished rows and of all rows.
     """
     check_decoder(model)
-    with evaluating(model):
+    training = model.training
+    model.eval()
+    try:
         means = replacements(model, rows, by)
         losses, effects = [], []
         for done, ids in enumerate(rows, 1):
@@ -71,6 +72,8 @@ def ablate(
             losses.append(tokens * own.double().mean())
             effects.append(tokens * per_head.double().cpu())
             progress(done, len(rows))
+    finally:
+        model.train(training)
     return Ablation(float(sum(losses)), torch.stack(effects).sum(0))
 
 
