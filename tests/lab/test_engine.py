@@ -232,12 +232,12 @@ def test_the_page_on_experiments_is_right(mine: Path, capsys: pytest.CaptureFixt
 
 def test_a_study_that_cannot_be_prepared_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
     Path("book.txt").write_text("a book of one line")
-    words = ["--only", "compressive", "parity", "--quick", "--book", "book.txt", "--jobs", "2"]
+    words = ["--only", "compressive", "short-segments", "--quick", "--book", "book.txt", "--jobs", "2"]
     assert main(["reproduce", "all", *words, "--out", "out"]) == 1
     text = capsys.readouterr().out
     assert "compressive: not run; " in text
     assert "too short a book" in text
-    assert "parity, softmax, seed 4: done" in text
+    assert "short-segments, segments, seed 0: done" in text
     assert "failed: compressive; run the same command again to resume them" in text
     page = Path("out/claims.html").read_text()
     assert page.count("too short a book") == 2, "in the table of all claims and in the part of this claim"

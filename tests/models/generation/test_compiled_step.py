@@ -1,6 +1,7 @@
 """`generate(..., compile=True)`: the graph of a step gives the text of the step."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -62,7 +63,16 @@ class RepeatedRun:
         return self.function(*self.inputs)
 
 
-@pytest.fixture(params=["any memory", "own memory"])
+MEMORY = "any memory", "own memory"
+
+
+def in_turn(*parameters):
+    """Return the product of the parameters with either memory in turn, as on a chessboard."""
+    numbered = itertools.product(*map(enumerate, parameters))
+    return [(*(value for _, value in cell), MEMORY[sum(n for n, _ in cell) % 2]) for cell in numbered]
+
+
+@pytest.fixture(params=MEMORY)
 def memory(request, runs, monkeypatch) -> list[int]:
     """The same as `runs`, and the graphs read either any caches or only their own."""
     if request.param == "own memory":
@@ -122,9 +132,10 @@ ROLLING = {
 }
 
 
-@pytest.mark.parametrize(("search", "options"), ROLLING.values(), ids=ROLLING)
-def test_windows_read_a_buffer_of_fixed_size(options, search, memory):
+@pytest.mark.parametrize(("name", "memory"), in_turn(ROLLING), indirect=["memory"])
+def test_windows_read_a_buffer_of_fixed_size(name, memory):
     """The buffers are compacted several times."""
+    search, options = ROLLING[name]
     torch.manual_seed(0)
     options = {"hidden_size": 16, "num_attention_heads": 2, "initializer_range": 0.5, **options}
     model = create_model("decoder-tiny", vocab_size=VOCAB, num_hidden_layers=3, **options).double().eval()
@@ -232,8 +243,7 @@ def grouped_decoder(**options: object) -> Transformer:
     return create_model("decoder-tiny", vocab_size=VOCAB, **sizes, **options).double().eval()
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize(("name", "search", "memory"), in_turn(INT8, SEARCHES), indirect=["memory"])
 def test_a_step_reads_a_cache_of_integers(name, search, memory, monkeypatch):
     reads: list[bool] = []
     attend = softmax_attention.attend_to_integers
