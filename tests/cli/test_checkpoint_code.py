@@ -102,7 +102,7 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_runs_code_or_asks(command: str, folders: Path, capfd: pytest.CaptureFixture[str]):
     error = refused(capfd, *command.replace("TEXT", "words.txt").split())
-    assert ("evilmodel" in error or "EVIL" in error) or command.startswith("show")
+    assert "evilmodel" in error or "EVIL" in error
     assert SAID in error or not any(word in OWN for word in command.split())
 
 

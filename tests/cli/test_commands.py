@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import polyformer
 from polyformer.cli import commands
@@ -223,6 +224,15 @@ def test_show_a_preset_and_a_run(train_tiny: Trained, capsys: pytest.CaptureFixt
     assert "decoder-small: 5,338,624 parameters" in output(capsys, "show", "decoder-small")
     out = output(capsys, "show", str(train_tiny("lm")))
     assert "decoder Stack" in out
+
+
+def test_show_a_checkpoint_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40, n_positions=64)
+    GPT2Config.save_pretrained(config, tmp_path / "gpt")  # the weights are not read
+    parameters = GPT2LMHeadModel(config).num_parameters()
+    assert f"gpt: {parameters:,} parameters" in output(capsys, "show", str(tmp_path / "gpt"))
+    assert main(["show", str(tmp_path / "gpt"), "--model.block", "pre"]) == 2
+    assert "only presets have settings" in capsys.readouterr().err
 
 
 def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -55,8 +55,8 @@ class ShowOptions:
     """Options of `polyformer show`."""
 
     subject: str = argument(
-        "a preset (see `polyformer list preset`), or the directory of a run or a model; or 'pattern' or "
-        "'position', followed by a NAME",
+        "a preset (see `polyformer list preset`), a run, or a checkpoint (a directory, a GGUF file or a name "
+        "on the hub); or 'pattern' or 'position', followed by a NAME",
         metavar="MODEL",
     )
     name: str | None = argument("expression of the pattern, or name of the position scheme", None)
@@ -125,7 +125,7 @@ def show_picture(options: ShowOptions) -> None:
 
 
 def show_model(name: str, overrides: dict[str, Any]) -> None:
-    """Print parameters, memory, costs and modules of a preset or of the model in a directory."""
+    """Print parameters, memory, costs and modules of a preset or of a saved model."""
     import torch
 
     from polyformer.cli.plots.cost import cost, image_cost
@@ -158,16 +158,15 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 
 
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":
-    """Return the configuration of a preset with `overrides`, or of the model in a directory."""
-    from polyformer.models.architectures import read_config
-    from polyformer.models.architectures.pretrained import CONFIG
+    """Return the configuration of a preset with `overrides`, or of a saved model or a checkpoint."""
+    from polyformer.models import checkpoints
     from polyformer.models.presets import model_config
 
-    if not Path(name).is_dir():
+    if "/" not in name and not Path(name).exists():
         return model_config(name, overrides)
-    if not (Path(name) / CONFIG).is_file():
-        raise InputError(f"{name}: not a model directory (it has no {CONFIG})")
-    return read_config(Path(name))
+    for setting in overrides:
+        raise InputError(f"--model.{setting}: only presets have settings, and {name} is a saved model")
+    return checkpoints.config_of(name)
 
 
 def longest_text(config: "ModelConfig") -> int:
