@@ -71,6 +71,18 @@ def overridden(config: C, overrides: dict[str, Any]) -> C:
     return config
 
 
+def register_variants(description: str, variants: Mapping[str, tuple[Any, ...]]) -> None:
+    """Register presets that change other presets.
+
+    Args:
+        description: as for `register_sizes`.
+        variants: the name of a preset -> its row: the preset that it changes, the overrides, and texts for
+            `description`, the last of which may be left out.
+    """
+    sizes = {name: ((preset, changes), *texts, "") for name, (preset, changes, *texts) in variants.items()}
+    register_sizes(description, sizes)(model_config)
+
+
 def size_options(layers: int, width: int, heads: int) -> dict[str, int]:
     """Return overrides for these sizes, with a feed-forward of four times the width."""
     return {
