@@ -19,13 +19,12 @@ channels come first here, and last in the paper.
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.positions import BoundPosition, Position
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.quantized_layers import weight_of
@@ -34,7 +33,7 @@ from polyformer.core.state import State
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.global_projections import split_heads
-from polyformer.nn.stack.multihead import MultiHeadAttention, rotate
+from polyformer.nn.stack.multihead import MultiHeadAttention
 
 
 class LatentAttention(MultiHeadAttention):
@@ -70,41 +69,7 @@ class LatentAttention(MultiHeadAttention):
         self.up = Linear(self.latent_size, heads * (self.content + self.value_size), bias=False)
         self.output = Linear(heads * self.value_size, hidden_size, bias=config.has_bias("output"))
         self.key = self.query_norm = self.key_norm = None
-
-    def forward(
-        self,
-        x: Tensor,
-        context: Context,
-        position: Position,
-        state: State | None = None,
-        read: Tensor | None = None,
-        memory: Tensor | None = None,
-        mix: Callable[[Tensor, Tensor], Tensor] | None = None,
-        active: Active | None = None,
-        first_values: Tensor | None = None,
-    ) -> tuple[Tensor, State | None]:
-        """Return the same as `MultiHeadAttention.forward`; the next state has the latents of x."""
-        read = x if read is None else read
-        if memory is not None:
-            read = torch.cat([memory.to(read.dtype), read], 1)
-        unrotated, site = self._queries(x, active), self._site()
-        q, latents = rotate(unrotated, self._latents(read), context, position, site)
-        latents, _, new = appended(state, latents, latents[..., :0])
-        y = self._attend(q, latents, context, BoundPosition(position, site))
-        return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
-
-    def extended(
-        self,
-        read: Tensor,
-        context: Context,
-        position: Position,
-        state: State,
-        first_values: Tensor | None = None,
-    ) -> State:
-        """Return the state that includes tokens [B, T, E] for which no queries are computed."""
-        latents = self._latents(read)
-        latents = rotate(latents, latents, context, position, self._site())[1]
-        return self.mechanism.extended(state, latents, latents[..., :0])
+        self.own_heads = False
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of x [B, T, E], before positions: [B, H, T, D_r + D] and [B, H, T, D_v]."""
@@ -115,6 +80,11 @@ class LatentAttention(MultiHeadAttention):
         if self.query_latent is not None and self.query_latent_norm is not None:
             x = self.query_latent_norm(self.query_latent(x))
         return super()._queries(x, active)
+
+    def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the latents [B, 1, T, D_r + D_c], before positions, and values without channels."""
+        latents = self._latents(read)
+        return latents, latents[..., :0]
 
     def _latents(self, x: Tensor) -> Tensor:
         """Return [r; c] of x [B, T, E], before positions: [B, 1, T, D_r + D_c]."""
@@ -128,17 +98,20 @@ class LatentAttention(MultiHeadAttention):
         content, values = heads.split([self.content, self.value_size], -1)
         return torch.cat([shared.expand(*content.shape[:3], -1), content], -1), values
 
-    def _attend(self, q: Tensor, latents: Tensor, context: Context, terms: BoundPosition) -> Tensor:
-        """Return attention [B, H, Tq, D_v] of rotated queries [B, H, Tq, D_r + D] to all latents."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, *terms: Any
+    ) -> tuple[Tensor, State | None]:
+        """Return attention of rotated queries [B, H, Tq, D_r + D] to the latents k, and the next state."""
+        latents, _, new = appended(state, k, v)
         if not self._absorbs(q.shape[2], latents.shape[2]):
             keys, values = self._expanded(latents)
-            return self.mechanism(q, keys, values, context, None, terms)[0]
+            return self.mechanism(q, keys, values, context, None, *terms)[0], new
         up = weight_of(self.up).unflatten(0, (-1, self.content + self.value_size))
         to_keys, to_values = up.split([self.content, self.value_size], 1)  # [H, D, D_c] and [H, D_v, D_c]
         q = torch.cat([q[..., : self.rotary], q[..., self.rotary :] @ to_keys], -1)
         # Values of the width of the keys have fused kernels: the weighted sum of shared keys is cut off.
-        y = self.mechanism(q, latents, latents, context, None, terms)[0]
-        return y[..., self.rotary :] @ to_values.mT
+        y = self.mechanism(q, latents, latents, context, None, *terms)[0]
+        return y[..., self.rotary :] @ to_values.mT, new
 
     def _absorbs(self, queries: int, keys: int) -> bool:
         """Return whether the absorbed form needs fewer products; a graph of all lengths is explicit."""

@@ -14,6 +14,7 @@ and b, initially 1/2 (Zhou et al. 2024, ResFormer, section 3). Caches contain th
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -152,13 +153,7 @@ class MultiHeadAttention(nn.Module):
         read = x if read is None else read
         if memory is not None:
             read = torch.cat([memory.to(read.dtype), read], 1)
-        # With packed or int8 weights, `linears` computes the three projections as a single product.
-        if read is x and self.key is not None:
-            q, k, v = linears(x, (self.query, self.key, self.value))
-            q, k = self._heads(q, self.query_norm), self._heads(k, self.key_norm)
-            v = split_heads(v, self.value_size)
-        else:
-            q, (k, v) = self._queries(x, active), self.keys_and_values(read)
+        q, k, v = self._projected(x, read, active)
         v = self._with_first(v, first_values)
         site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
@@ -170,7 +165,7 @@ class MultiHeadAttention(nn.Module):
             if isinstance(state, CompressedCache):
                 y, new = self._compressed(q, unrotated, k, v, context, terms, state)
             else:
-                y, new = self.mechanism(q, k, v, context, state, terms, *self._gates(read))
+                y, new = self._attend(q, k, v, context, state, terms, *self._gates(read))
             return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
         past = state if isinstance(state, GlobalState) else None
         y, own = self.mechanism(q, k, v, context, past.ordinary if past else None, terms)
@@ -186,11 +181,30 @@ class MultiHeadAttention(nn.Module):
         first_values: Tensor | None = None,
     ) -> State:
         """Return the state that includes tokens [B, T, E] for which no queries are computed."""
-        k, v = self.keys_and_values(read)
+        k, v = self._cached(read)
         v = self._with_first(v, first_values)
         # Rotation takes queries and keys together; these queries are not used.
         q = k.new_zeros(len(k), self.config.num_attention_heads, *k.shape[2:])
         return self.mechanism.extended(state, rotate(q, k, context, position, self._site())[1], v)
+
+    def _projected(self, x: Tensor, read: Tensor, active: Active | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x, and what a cache has of `read`, all before positions."""
+        # With packed or int8 weights, `linears` computes the three projections as a single product.
+        if read is x and self.key is not None:
+            q, k, v = linears(x, (self.query, self.key, self.value))
+            q, k = self._heads(q, self.query_norm), self._heads(k, self.key_norm)
+            return q, k, split_heads(v, self.value_size)
+        return self._queries(x, active), *self._cached(read)
+
+    def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a cache has of [B, T, E], before positions: keys and values."""
+        return self.keys_and_values(read)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, *terms: Any
+    ) -> tuple[Tensor, State | None]:
+        """Return attention [B, H, Tq, Dv] to the state's and the new k and v, and the next state."""
+        return self.mechanism(q, k, v, context, state, *terms)
 
     def _with_first(self, values: Tensor, first_values: Tensor | None) -> Tensor:
         """Return the sum of a layer's values and the first layer's values, if it has a value residual."""
