@@ -127,7 +127,6 @@ class ModelConfig(ConfigWithImports):
 
     @classmethod
     def examples(cls) -> tuple["ModelConfig", ...]:
-        """Return an encoder with one layer."""
         return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)
 
 

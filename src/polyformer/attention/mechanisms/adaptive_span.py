@@ -51,7 +51,6 @@ class AdaptiveSpanConfig(LearnedSpanConfig):
     supports_context_parallel: ClassVar[bool] = True
 
     def build(self, num_heads: int, head_size: int) -> "AdaptiveSpan":
-        """Return the module with a separate span per head."""
         return AdaptiveSpan(self, num_heads)
 
     def pattern_of(self, spans: Sequence[float]) -> Spans:
@@ -61,7 +60,6 @@ class AdaptiveSpanConfig(LearnedSpanConfig):
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveSpanConfig", ...]:
-        """Return configs with narrow spans, and with spans wider than the text."""
         return cls(max_span=6, ramp=2, initial=0.5), cls(max_span=300, ramp=3)
 
 

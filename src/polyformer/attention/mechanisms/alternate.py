@@ -63,6 +63,5 @@ class AlternateConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["AlternateConfig", ...]:
-        """Return alternating window and full attention."""
         whole, near = ({"kind": "softmax", "pattern": pattern} for pattern in (None, "Window(3)"))
         return (cls(mechanisms=(MechanismConfig.from_dict(near), MechanismConfig.from_dict(whole))),)

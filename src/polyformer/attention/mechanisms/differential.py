@@ -57,7 +57,6 @@ class DifferentialConfig(MechanismConfig):
         return dataclasses.replace(self, initial=0.8 - 0.6 * math.exp(-0.3 * layer))
 
     def build(self, num_heads: int, head_size: int) -> "Differential":
-        """Return the module for pairs of heads."""
         return Differential(self.for_layer(0), head_size)
 
 

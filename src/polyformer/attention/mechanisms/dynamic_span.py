@@ -50,12 +50,10 @@ class DynamicSpanConfig(LearnedSpanConfig):
     kind: ClassVar[str] = "dynamic_span"
 
     def build(self, num_heads: int, head_size: int) -> "DynamicSpan":
-        """Return the module with a vector v_h and a bias b_h per head."""
         return DynamicSpan(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["DynamicSpanConfig", ...]:
-        """Return configs with narrow spans, and with spans wider than the text."""
         return cls(max_span=6, ramp=2, initial=0.0), cls(max_span=300, ramp=3)
 
 

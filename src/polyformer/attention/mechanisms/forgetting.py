@@ -49,12 +49,10 @@ class ForgettingConfig(MechanismConfig):
     separate_queries: ClassVar[bool] = True
 
     def build(self, num_heads: int, head_size: int) -> "Forgetting":
-        """Return the module with a gate per head."""
         return Forgetting(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["ForgettingConfig", ...]:
-        """Return a config that forgets within a few tokens."""
         return (cls(gate_bias=1.0),)
 
 

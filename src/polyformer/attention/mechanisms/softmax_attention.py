@@ -76,12 +76,10 @@ class SoftmaxConfig(MechanismConfig):
         return dataclasses.replace(self, pattern=pattern)
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
-        """Return the module, which has no parameters but the sink: `attend` over the pattern."""
         return SoftmaxAttention(self, num_heads)
 
     @classmethod
     def examples(cls) -> tuple["SoftmaxConfig", ...]:
-        """Return attention without and with options of the scores."""
         return cls(), cls(soft_cap=1.5, sink=True)
 
     def for_layer(self, layer: int) -> "SoftmaxConfig":

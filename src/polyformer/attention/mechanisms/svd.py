@@ -51,7 +51,6 @@ class SVDConfig(MechanismConfig):
 
     @classmethod
     def examples(cls) -> tuple["SVDConfig", ...]:
-        """Return a config with fewer singular values than tokens."""
         return (cls(rank=3),)
 
 

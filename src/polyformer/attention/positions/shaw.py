@@ -38,7 +38,6 @@ class ShawConfig(PositionConfig):
 
     @classmethod
     def examples(cls) -> tuple["ShawConfig", ...]:
-        """Return small instances for the contract tests."""
         return cls(), cls(clip=3, values=False, shared=True)
 
 

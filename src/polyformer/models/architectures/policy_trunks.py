@@ -89,7 +89,6 @@ class DecoderTrunkConfig(TrunkConfig):
             )
 
     def build(self, hidden_size: int) -> "DecoderTrunk":
-        """Return a stack with a memory."""
         memory = RecurrentConfig(length=self.memory_length)
         config = self.decoder.override("memory", memory).override(
             "attention.mechanism.pattern", Window(self.memory_length, 0)
@@ -121,7 +120,6 @@ class DecoderTrunk(Trunk):
         return self.stack.memory.length
 
     def new_state(self, rows: int) -> Steps:
-        """Return a memory without valid steps."""
         weight = next(self.parameters())
         memory = weight.new_zeros(rows, len(self.stack.groups), self.length, self.hidden_size)
         return Steps(memory, torch.zeros(rows, dtype=torch.long, device=weight.device))
@@ -161,7 +159,6 @@ class LSTMTrunkConfig(TrunkConfig):
     paper: ClassVar[str] = "Hochreiter and Schmidhuber 1997"
 
     def build(self, hidden_size: int) -> "LSTMTrunk":
-        """Return a trunk with `torch.nn.LSTM`."""
         return LSTMTrunk(hidden_size, self.num_hidden_layers)
 
 
@@ -181,7 +178,6 @@ class LSTMTrunk(Trunk):
         self.lstm = nn.LSTM(hidden_size, hidden_size, layers, batch_first=True)
 
     def new_state(self, rows: int) -> Cells:
-        """Return a state of zeros."""
         weight = next(self.parameters())
         zeros = weight.new_zeros(rows, self.lstm.num_layers, self.lstm.hidden_size)
         return Cells(zeros, zeros.clone())
@@ -211,7 +207,6 @@ class FeedForwardTrunkConfig(TrunkConfig):
     kind: ClassVar[str] = "feedforward"
 
     def build(self, hidden_size: int) -> "FeedForwardTrunk":
-        """Return a trunk with `num_hidden_layers` layers."""
         return FeedForwardTrunk(hidden_size, self.num_hidden_layers)
 
 
@@ -228,7 +223,6 @@ class FeedForwardTrunk(Trunk):
         self.layers = nn.ModuleList(Linear(hidden_size, hidden_size) for _ in range(layers))
 
     def new_state(self, rows: int) -> Nothing:
-        """Return the empty state."""
         return Nothing()
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:

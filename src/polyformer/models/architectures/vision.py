@@ -134,7 +134,6 @@ class VisionConfig(ConfigWithImports):
 
     @classmethod
     def examples(cls) -> tuple["VisionConfig", ...]:
-        """Return a small configuration for images of 12 x 8 pixels in one channel."""
         config = cls(image_size=(12, 8), patch_size=(4, 4), num_channels=1, hidden_size=16)
         sizes: dict[str, Any] = {
             "num_hidden_layers": 2,

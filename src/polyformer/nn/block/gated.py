@@ -51,11 +51,9 @@ class GatedBlockConfig(BlockConfig):
 
     @classmethod
     def examples(cls) -> tuple["GatedBlockConfig", ...]:
-        """Return the gate with the most parameters and the gate without parameters."""
         return cls(), cls(gate="residual")
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "GatedBlock":
-        """Return a block with a norm and a gate for each sub-layer."""
         return GatedBlock(hidden_size, sublayers, norm, dropout, self)
 
 

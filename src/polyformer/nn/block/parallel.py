@@ -21,7 +21,6 @@ class ParallelConfig(BlockConfig):
     paper: ClassVar[str] = "Wang and Komatsuzaki 2021 (GPT-J)"
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Parallel":
-        """Return a block with a single norm for all sub-layers."""
         return Parallel(hidden_size, 1, norm, dropout)
 
 

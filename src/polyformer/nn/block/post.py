@@ -22,7 +22,6 @@ class PostNormConfig(BlockConfig):
     normalizes_output: ClassVar[bool] = True
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PostNorm":
-        """Return a block with a norm for each sub-layer."""
         return PostNorm(hidden_size, sublayers, norm, dropout)
 
 

@@ -32,7 +32,6 @@ class PreNormConfig(BlockConfig):
 
     @classmethod
     def examples(cls) -> tuple["PreNormConfig", ...]:
-        """Return an example of each option."""
         return cls(), cls(finite=True), cls(first_norm=False)
 
     def for_layer(self, layer: int) -> "PreNormConfig":
@@ -40,7 +39,6 @@ class PreNormConfig(BlockConfig):
         return self if self.first_norm or layer == 0 else dataclasses.replace(self, first_norm=True)
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PreNorm":
-        """Return a block with a norm for each sub-layer."""
         return PreNorm(hidden_size, sublayers, norm, dropout, self)
 
 

@@ -48,7 +48,6 @@ class ReversibleConfig(BlockConfig):
         return 2 * hidden_size if self.join == "concat" else hidden_size
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Reversible":
-        """Return a block with a norm for each sub-layer."""
         return Reversible(hidden_size, sublayers, norm, dropout)
 
 

@@ -30,11 +30,9 @@ class SandwichConfig(BlockConfig):
 
     @classmethod
     def examples(cls) -> tuple["SandwichConfig", ...]:
-        """Return a block with two norms for each sub-layer, and with a single norm."""
         return cls(), cls(input_norm=False)
 
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Sandwich":
-        """Return a block with the norms of each sub-layer."""
         return Sandwich(hidden_size, sublayers, norm, dropout, self.input_norm)
 
 

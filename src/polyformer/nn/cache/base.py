@@ -132,7 +132,6 @@ class DroppingPolicy(CachePolicy):
             )
 
     def new_state(self, reserve: int) -> "CompressedCache":
-        """Return an empty cache with this policy."""
         cache = Int8Cache.empty(reserve) if self.int8 else KeyValueCache(reserve=reserve)
         return CompressedCache(self, cache)
 

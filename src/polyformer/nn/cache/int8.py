@@ -24,5 +24,4 @@ class Int8Policy(CachePolicy):
     paper: ClassVar[str] = "Yao et al. 2022 (ZeroQuant), section 4.1"
 
     def new_state(self, reserve: int) -> Int8Cache:
-        """Return an empty cache of integers."""
         return Int8Cache.empty(reserve)

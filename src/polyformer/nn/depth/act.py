@@ -51,7 +51,6 @@ class ACTConfig(DepthConfig):
         return cls(epsilon=0.1, halting_bias=1.0), cls()
 
     def build(self, shape: Shape, norm: NormConfig | None) -> "ACT":
-        """Return the policy with a halting unit."""
         return ACT(self, shape.hidden_size, shape.num_layers)
 
 

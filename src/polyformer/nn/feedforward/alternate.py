@@ -38,5 +38,4 @@ class AlternateFeedForwardConfig(FeedForwardConfig):
 
     @classmethod
     def examples(cls) -> tuple["AlternateFeedForwardConfig", ...]:
-        """Return an example with dense and gated feed-forwards in turn."""
         return (cls(feedforwards=tuple(map(FeedForwardConfig.from_dict, ("dense", "gated")))),)

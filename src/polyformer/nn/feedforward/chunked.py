@@ -52,7 +52,6 @@ class ChunkedConfig(FeedForwardConfig):
 
     @classmethod
     def examples(cls) -> tuple["ChunkedConfig", ...]:
-        """Return an example with many chunks, and an example with a chunk longer than the input."""
         return cls(chunk=4), cls(inner=FeedForwardConfig.from_dict("gated"), chunk=1000)
 
 

@@ -25,7 +25,6 @@ class DenseConfig(SizedConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.3"
 
     def build(self, hidden_size: int) -> "Dense":
-        """Return the module with two linear layers, E -> F -> E."""
         return Dense(hidden_size, self)
 
 

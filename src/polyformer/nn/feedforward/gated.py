@@ -35,7 +35,6 @@ class GatedConfig(SizedConfig):
     paper: ClassVar[str] = "Shazeer 2020, equations 5 and 6"
 
     def build(self, hidden_size: int) -> "Gated":
-        """Return the module with three linear layers, two E -> F and one F -> E."""
         return Gated(hidden_size, self)
 
 

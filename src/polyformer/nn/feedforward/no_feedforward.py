@@ -17,7 +17,6 @@ class NoFeedForwardConfig(FeedForwardConfig):
     paper: ClassVar[str] = "Dao and Gu 2024 (Mamba-2), section 7.1"
 
     def build(self, hidden_size: int) -> "NoFeedForward":
-        """Return the module without parameters."""
         return NoFeedForward()
 
 

@@ -46,12 +46,10 @@ class SeparableConvolutionConfig(SizedConfig):
     stateful: ClassVar[bool] = True
 
     def build(self, hidden_size: int) -> "SeparableConvolution":
-        """Return the module with two separable convolutions, E -> F -> E."""
         return SeparableConvolution(hidden_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SeparableConvolutionConfig", ...]:
-        """Return the widths of the authors, and an example with even widths."""
         return cls(), cls(widths=(2, 4))
 
 
@@ -86,7 +84,6 @@ class SeparableConvolution(FeedForward):
             nn.init.uniform_(taps, -1 / math.sqrt(len(taps)), 1 / math.sqrt(len(taps)))
 
     def new_state(self) -> ConvolutionState:
-        """Return the state before the first token."""
         return ConvolutionState()
 
     def forward(

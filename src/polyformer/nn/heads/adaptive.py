@@ -50,7 +50,6 @@ class AdaptiveSoftmaxConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["AdaptiveSoftmaxConfig", ...]:
-        """Return the defaults, and an example without a bias."""
         return cls(), cls(clusters=AdaptiveConfig(cutoffs=(4,), div_val=1), bias=False)
 
     def build(self, shape: HeadShape) -> "AdaptiveSoftmax":

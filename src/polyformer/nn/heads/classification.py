@@ -57,7 +57,6 @@ class ClassifyConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["ClassifyConfig", ...]:
-        """Return examples with each problem and each pooling."""
         return (
             cls(num_labels=3, problem="multi_label"),
             cls(pooling="last", hidden=False),
@@ -66,7 +65,6 @@ class ClassifyConfig(HeadConfig):
         )
 
     def build(self, shape: HeadShape) -> "Classify":
-        """Return dropout, an optional tanh layer E -> E, dropout, and a linear layer E -> num_labels."""
         return Classify(shape.hidden_size, self)
 
     def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -142,11 +140,9 @@ class TagConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["TagConfig", ...]:
-        """Return examples without and with a transform."""
         return cls(), cls(transform=TransformConfig())
 
     def build(self, shape: HeadShape) -> "Tag":
-        """Return transform, dropout, and a linear layer E -> num_labels."""
         return Tag(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
@@ -196,12 +192,10 @@ class SpanConfig(HeadConfig):
             raise InputError("transform, residual: a head has only one of them; leave the other out")
 
     def build(self, shape: HeadShape) -> "Span":
-        """Return transform, dropout, and a linear layer E -> 2."""
         return Span(shape.hidden_size, self)
 
     @classmethod
     def examples(cls) -> tuple["SpanConfig", ...]:
-        """Return examples with and without a separator, with a transform, and with a residual."""
         residual = ResidualConfig(intermediate_size=20)
         return cls(), cls(separator=2), cls(transform=TransformConfig()), cls(residual=residual)
 

@@ -34,7 +34,6 @@ class DetectConfig(HeadConfig):
         activation(self.activation)
 
     def build(self, shape: HeadShape) -> "Detect":
-        """Return a linear layer E -> E, an activation, and a linear layer E -> 1."""
         return Detect(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:

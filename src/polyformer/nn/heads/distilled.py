@@ -38,7 +38,6 @@ class DistilledConfig(HeadConfig):
         check_problem(self.problem)
 
     def build(self, shape: HeadShape) -> "Distilled":
-        """Return dropout and two linear layers E -> num_labels."""
         return Distilled(shape.hidden_size, self)
 
     def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:

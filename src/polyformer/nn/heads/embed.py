@@ -39,7 +39,6 @@ class EmbedConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["EmbedConfig", ...]:
-        """Return the normalized mean, and BERT's pooler without normalization."""
         return cls(), cls(pooling="first", normalize=False, hidden=True)
 
     def build(self, shape: HeadShape) -> "Embed":

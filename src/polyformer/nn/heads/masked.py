@@ -39,11 +39,9 @@ class MaskedConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> "tuple[MaskedConfig, ...]":
-        """Return examples with and without biases."""
         return cls(), cls(dense_bias=False, norm_bias=False, bias=False)
 
     def build(self, shape: HeadShape) -> "MaskedHead":
-        """Return a linear layer E -> width of a token vector, activation, norm, vocabulary matrix."""
         return MaskedHead(shape, self)
 
 

@@ -33,7 +33,6 @@ class PretrainingConfig(HeadConfig):
 
     @classmethod
     def examples(cls) -> tuple["PretrainingConfig", ...]:
-        """Return BERT's and GPT's heads."""
         scored = {"kind": "classify", "num_labels": 1, "pooling": "last", "hidden": False}
         return cls(), cls(
             tokens=HeadConfig.from_dict("language_model"),

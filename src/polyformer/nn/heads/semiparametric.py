@@ -43,11 +43,9 @@ class SemiparametricConfig(LanguageModelConfig):
 
     @classmethod
     def examples(cls) -> tuple["SemiparametricConfig", ...]:
-        """Return an example of each gate."""
         return cls(), cls(gate="vector", label_smoothing=0.1, bias=True)
 
     def build(self, shape: HeadShape) -> "SemiparametricHead":
-        """Return a language model's head with a gate."""
         return SemiparametricHead(shape, self)
 
 

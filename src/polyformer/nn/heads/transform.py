@@ -25,7 +25,6 @@ class TransformConfig(Config):
         activation(self.activation)
 
     def build(self, width: int) -> "Transform":
-        """Return the module for vectors [..., width]."""
         return Transform(width, self)
 
 
@@ -43,7 +42,6 @@ class ResidualConfig(Config):
         activation(self.activation)
 
     def build(self, width: int) -> "ResidualTransform":
-        """Return the module for vectors [..., width]."""
         return ResidualTransform(width, self)
 
 

@@ -42,7 +42,6 @@ class LanguageModelConfig(VocabularyConfig):
 
     @classmethod
     def examples(cls) -> tuple["LanguageModelConfig", ...]:
-        """Return the defaults, all options, and an example with a layer before the vocabulary."""
         transform = TransformConfig(dense_bias=True, norm_bias=True)
         return (
             cls(),

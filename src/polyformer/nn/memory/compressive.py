@@ -159,7 +159,6 @@ class CompressiveConfig(MemoryConfig):
         return cls(), cls(rate=2, loss="autoencoding"), cls(compression="most_used")
 
     def build(self, shape: Shape) -> "Compressive":
-        """Return the memory with the compressions of all layers."""
         return Compressive(self, shape)
 
 
@@ -187,7 +186,6 @@ class Compressive(Memory):
             self.decoders = nn.ModuleList(nn.Linear(width, config.rate * width) for _ in range(layers))
 
     def new_state(self, layer: int) -> CompressedHidden:
-        """Return an empty state."""
         return CompressedHidden()
 
     def past_inputs(self, state: State) -> Tensor | None:

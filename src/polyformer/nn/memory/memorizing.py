@@ -95,11 +95,9 @@ class MemorizingConfig(MemoryConfig):
 
     @classmethod
     def examples(cls) -> tuple["MemorizingConfig", ...]:
-        """Return an example with the fast search, and an example with the plain search in the first layer."""
         return cls(), cls(layer=0, search="plain")
 
     def build(self, shape: Shape) -> "Memorizing":
-        """Return the memory with a gate and a temperature for each head."""
         return Memorizing(self, shape)
 
 

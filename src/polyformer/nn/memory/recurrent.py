@@ -37,7 +37,6 @@ class RecurrentConfig(MemoryConfig):
     paper: ClassVar[str] = "Dai et al. 2019 (Transformer-XL), section 3.2"
 
     def build(self, shape: Shape) -> "Recurrent":
-        """Return the memory, which has no parameters."""
         return Recurrent(self.length)
 
 
@@ -52,7 +51,6 @@ class Recurrent(Memory):
     """A first-in, first-out memory of hidden states."""
 
     def new_state(self, layer: int) -> Hidden:
-        """Return an empty state."""
         return Hidden()
 
     def past_inputs(self, state: State) -> Tensor | None:

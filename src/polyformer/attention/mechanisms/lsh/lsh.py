@@ -137,7 +137,6 @@ class LSHAttention(Mechanism):
         self.directions = RandomDirections(config.rounds * config.buckets // 2, head_size, orthogonal=False)
 
     def new_state(self, reserve: int) -> State:
-        """Return empty caches of keys, values and buckets."""
         return HashedCache(KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 
     @guarded

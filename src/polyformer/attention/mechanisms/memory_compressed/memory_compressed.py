@@ -58,12 +58,10 @@ class MemoryCompressedConfig(MechanismConfig):
     pairs: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":
-        """Return the module with kernels per head, for keys and for values."""
         return MemoryCompressed(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["MemoryCompressedConfig", ...]:
-        """Return configs with adjacent windows, overlapping windows, and skipped tokens."""
         return cls(), cls(kernel=4, stride=2), cls(kernel=1, stride=2)
 
 

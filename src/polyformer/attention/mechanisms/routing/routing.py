@@ -81,12 +81,10 @@ class RoutingConfig(MechanismConfig):
         return num_local
 
     def build(self, num_heads: int, head_size: int) -> "Routing":
-        """Return the module with local heads and with centroids for the others."""
         return Routing(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["RoutingConfig", ...]:
-        """Return configs with local heads, and with keys that are the queries."""
         # With these sizes no token of the contract tests is so close to two centroids that rounding decides.
         return (
             cls(clusters=2, window=3, local_window=3),
@@ -121,7 +119,6 @@ class Routing(Mechanism):
         self.centroids = Centroids(num_heads - self.num_local, config.clusters, head_size, config.decay)
 
     def new_state(self, reserve: int) -> RoutingState:
-        """Return empty caches."""
         local = None if self.local is None else self.local.new_state(reserve)
         return RoutingState(local, KeyValueCache(reserve=reserve), KeyValueCache(reserve=reserve))
 

@@ -84,7 +84,6 @@ class SinkhornConfig(MechanismConfig):
     supports_score_bias: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """Return the module with a sorting network per head."""
         return Sinkhorn(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> SortingOptions:

@@ -52,7 +52,6 @@ class SortCutConfig(SinkhornConfig):
     instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":
-        """Return the module with a sorting network per head."""
         return SortCut(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> SortingOptions:
@@ -61,7 +60,6 @@ class SortCutConfig(SinkhornConfig):
 
     @classmethod
     def examples(cls) -> tuple["SortCutConfig", ...]:
-        """Return a config with two sorted blocks, and a config with a single block."""
         return cls(block_size=3, max_length=72), cls(block_size=4, max_length=72, cut=1, temperature=0.3)
 
 

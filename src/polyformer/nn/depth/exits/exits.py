@@ -73,7 +73,6 @@ class ExitsConfig(DepthConfig):
 
     @classmethod
     def examples(cls) -> tuple["ExitsConfig", ...]:
-        """Return rules with and without weights, both trainings, a threshold with decay, translations."""
         return (
             cls(threshold=0.5, translation="linear"),
             cls(threshold=0.2, decay=4.0, rule=ExitRuleConfig.from_dict("softmax", "rule")),

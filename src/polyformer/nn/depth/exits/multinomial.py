@@ -29,7 +29,6 @@ class MultinomialConfig(ExitRuleConfig):
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.2"
 
     def build(self, hidden_size: int, exits: int) -> "Multinomial":
-        """Return the rule, which has a matrix and a bias."""
         return Multinomial(self, hidden_size, exits)
 
 
@@ -71,7 +70,6 @@ class SequenceConfig(MultinomialConfig):
     paper: ClassVar[str] = "Elbayad et al. 2020, section 4.1"
 
     def build(self, hidden_size: int, exits: int) -> "Sequence":
-        """Return the rule, which has a matrix and a bias."""
         return Sequence(self, hidden_size, exits)
 
 

@@ -24,7 +24,6 @@ class SoftmaxResponseConfig(ExitRuleConfig):
     paper: ClassVar[str] = "Schuster et al. 2022 (CALM), section 3.5"
 
     def build(self, hidden_size: int, exits: int) -> "SoftmaxResponse":
-        """Return the rule, which has no weights."""
         return SoftmaxResponse()
 
 
@@ -46,7 +45,6 @@ class StateSaturationConfig(ExitRuleConfig):
     paper: ClassVar[str] = "Schuster et al. 2022 (CALM), section 3.5"
 
     def build(self, hidden_size: int, exits: int) -> "StateSaturation":
-        """Return the rule, which has no weights."""
         return StateSaturation()
 
 
@@ -78,11 +76,9 @@ class ClassifierConfig(ExitRuleConfig):
 
     @classmethod
     def examples(cls) -> tuple["ClassifierConfig", ...]:
-        """Return an example of each target."""
         return cls(), cls(target="exit")
 
     def build(self, hidden_size: int, exits: int) -> "Classifier":
-        """Return the rule, which has a vector and a bias for each exit except the end."""
         return Classifier(self, hidden_size, exits)
 
 

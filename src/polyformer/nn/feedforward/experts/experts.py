@@ -85,7 +85,6 @@ class ExpertsConfig(ExpertRoutingConfig):
         super().__post_init__()
 
     def build(self, hidden_size: int) -> "Experts":
-        """Return a router with `experts` copies of the expert."""
         return Experts(hidden_size, self)
 
     def for_layer(self, layer: int) -> "ExpertsConfig":
