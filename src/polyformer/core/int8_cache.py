@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
+from polyformer.core.state import StateOfStates
 
 LEVELS = 127
 """The largest integer; the least is its negative."""
@@ -46,7 +47,7 @@ class Int8Pairs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Int8Cache(PairCache):
+class Int8Cache(StateOfStates, PairCache):
     """Two caches with the same slots: of the integers and of the scales."""
 
     integers: KeyValueCache
@@ -89,7 +90,3 @@ class Int8Cache(PairCache):
     def reorder_(self, index: Tensor) -> "Int8Cache":
         """Return the batch rows `index`; both caches may write to their spare buffers."""
         return self._each(lambda tensor: tensor, lambda state: state.reorder_(index))
-
-    def truncated_(self, count: int) -> "Int8Cache | None":
-        """Remove the last `count` tokens."""
-        return self._parts_truncated(count)

@@ -32,8 +32,7 @@ class State:
         """Return the state before its last `count` tokens; the caller must not use this state again.
 
         None if tokens cannot be removed, as from sums of the past: the caller then continues from the earlier
-        state, which stays valid. A state calls `_parts_truncated` if only the states in it grow with the
-        tokens.
+        state, which stays valid.
         """
         return None
 
@@ -45,8 +44,19 @@ class State:
         """Return the same state without spare capacity, as it is saved."""
         return self._each(lambda tensor: tensor, lambda state: state.compact())
 
-    def _parts_truncated(self, count: int) -> Self | None:
-        """Return the same as `truncated_`, for a state of states; its direct tensors do not change."""
+    def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: "Callable[[State], State]") -> Self:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(
+            self, **{name: _each(value, on_tensor, on_state) for name, value in fields.items()}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StateOfStates(State):
+    """Base of states in which only the states grow with the tokens, and no tensor."""
+
+    def truncated_(self, count: int) -> Self | None:
+        """See `State.truncated_`: the states lose their last tokens."""
         parts: list[State | None] = []
 
         def truncate(state: State) -> State:
@@ -55,12 +65,6 @@ class State:
 
         shorter = self._each(lambda tensor: tensor, truncate)
         return None if None in parts else shorter
-
-    def _each(self, on_tensor: Callable[[Tensor], Tensor], on_state: "Callable[[State], State]") -> Self:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(
-            self, **{name: _each(value, on_tensor, on_state) for name, value in fields.items()}
-        )
 
 
 def _each(value: Any, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Any:

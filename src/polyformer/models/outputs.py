@@ -11,12 +11,12 @@ from torch.utils._pytree import register_pytree_node, tree_map
 
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.nn.stack import LayerState
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelState(State):
+class ModelState(StateOfStates):
     """The state between two calls: the tokens so far, the states of the layers, and the encoder output."""
 
     tokens: Tokens
@@ -33,10 +33,6 @@ class ModelState(State):
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
-
-    def truncated_(self, count: int) -> "ModelState | None":
-        """Remove the last `count` tokens; see `State.truncated_`."""
-        return self._parts_truncated(count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
 from polyformer.core.sequence.inputs import expected_ids
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity
 from polyformer.models.generation.dola import Dola
 from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
@@ -84,17 +84,13 @@ class DecodingStart(Generic[S]):
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingState(State):
+class DecodingState(StateOfStates):
     """The model's state during generation."""
 
     model: ModelState
     names: tuple[str, ...] = ()  # of arguments with the same value for every new token
     numbers: tuple[Tensor, ...] = ()  # their values, [N, 1]
     retrieval: ModelState | None = None  # of the model that finds neighbours
-
-    def truncated_(self, count: int) -> "DecodingState | None":
-        """Remove the last `count` tokens."""
-        return self._parts_truncated(count)
 
     def reorder_beams(self, index: Tensor) -> "DecodingState":
         """Reorder as `reorder_`, for an index among rows of the same input, which share their numbers."""

@@ -25,7 +25,7 @@ from polyformer.core.int8_cache import Int8Cache
 from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.nn.cache.kept_distances import KeptDistances
 
 CHUNK = 1 << 22
@@ -166,7 +166,7 @@ class DroppingPolicy(CachePolicy):
 
 
 @dataclasses.dataclass(frozen=True)
-class CompressedCache(State):
+class CompressedCache(StateOfStates):
     """The KV cache of a layer with a policy.
 
     kept: [B, Hkv, K], the tokens of the text that the first K keys belong to; None before any is dropped.
@@ -264,7 +264,7 @@ class CompressedCache(State):
 
     def truncated_(self, count: int) -> "CompressedCache | None":
         """Remove the last `count` tokens; None if keys were dropped for them."""
-        return None if self.policy.after_every_call else self._parts_truncated(count)
+        return None if self.policy.after_every_call else super().truncated_(count)
 
 
 def _changed(scores: Tensor, score_mod: ScoreMod, start: int) -> Tensor:

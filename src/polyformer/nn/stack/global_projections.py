@@ -31,7 +31,7 @@ from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
 
 GLOBAL = "global"
@@ -39,15 +39,11 @@ GLOBAL = "global"
 
 
 @dataclasses.dataclass(frozen=True)
-class GlobalState(State):
+class GlobalState(StateOfStates):
     """The mechanism's state, and the KV cache of the global projections for all tokens."""
 
     ordinary: State
     cache: KeyValueCache
-
-    def truncated_(self, count: int) -> "GlobalState | None":
-        """See `State.truncated_`."""
-        return self._parts_truncated(count)
 
 
 def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyformer.attention.positions import Position
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.nn.block import BlockConfig, SubLayer
 from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForwardConfig, NoFeedForward
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerState(State):
+class LayerState(StateOfStates):
     """The state of a layer for the next call: its tokens, and the projected source.
 
     memory: in training the memory of earlier segments, instead of the KV cache of its tokens.
@@ -42,10 +42,6 @@ class LayerState(State):
         names = "self_attention", "memory", "store", "feedforward"
         own = {name: past.reorder_(index) for name in names if (past := getattr(self, name)) is not None}
         return dataclasses.replace(self, **own)
-
-    def truncated_(self, count: int) -> "LayerState | None":
-        """See `State.truncated_`."""
-        return self._parts_truncated(count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 
 NO_SCORE_BIAS_REASON = (
     "its keys are summed before queries read them: biases of distances need a Fourier transform of every "
@@ -142,7 +142,7 @@ def linear_attention(
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedCache(State):
+class GatedCache(StateOfStates):
     """The state of the definition: all keys and values, and the gates of the keys [B, H, T], if any."""
 
     cache: KeyValueCache
@@ -151,7 +151,7 @@ class GatedCache(State):
 
     def truncated_(self, count: int) -> "GatedCache | None":
         """See `State.truncated_`: gates are not truncated."""
-        return self._parts_truncated(count) if self.weight is None else None
+        return super().truncated_(count) if self.weight is None else None
 
 
 class RandomFeatureAttention(Mechanism):

@@ -52,7 +52,7 @@ from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
 
 
@@ -110,7 +110,7 @@ class LSHConfig(MechanismConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class HashedCache(State):
+class HashedCache(StateOfStates):
     """A cache of keys and values, and a cache of the keys' buckets [B, H, T, R] with empty values."""
 
     cache: KeyValueCache
@@ -122,10 +122,6 @@ class HashedCache(State):
         rows = buckets.transpose(2, 3)
         rows, _, kept = self.buckets.append(rows, rows[..., :0])
         return k, v, rows.transpose(2, 3), HashedCache(cache, kept)
-
-    def truncated_(self, count: int) -> "HashedCache | None":
-        """Return the state without its last `count` tokens; may overwrite this state."""
-        return self._parts_truncated(count)
 
 
 class LSHAttention(Mechanism):

@@ -42,7 +42,7 @@ from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
+from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
 
 Decay = Annotated[float, Interval(ge=0, lt=1), Wording(fix="0.999 is the paper's")]
@@ -94,16 +94,12 @@ class RoutingConfig(MechanismConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class RoutingState(State):
+class RoutingState(StateOfStates):
     """KV caches: of the local heads; of normed keys and values of the routed heads; of the keys' clusters."""
 
     local: State | None
     routed: KeyValueCache
     clusters: KeyValueCache
-
-    def truncated_(self, count: int) -> "RoutingState | None":
-        """Return the state without its last `count` tokens; may overwrite this state."""
-        return self._parts_truncated(count)
 
 
 class Routing(Mechanism):
