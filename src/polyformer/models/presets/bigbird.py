@@ -8,12 +8,11 @@ import dataclasses
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Pattern, PerLayer, Random, Whole
 from polyformer.attention.positions import EtcLabelsConfig, LearnedConfig, PositionConfig
-from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register_sizes
+from polyformer.models.presets.base import model_config, register_sizes
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import LanguageModelConfig, MaskedConfig
+from polyformer.nn.heads import LanguageModelConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 LAYERS = 12
@@ -53,21 +52,15 @@ SUMMARIZERS = {  # layers, width, heads, vocabulary, block, random blocks
 @register_sizes("BigBird encoder, {}: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).", SIZES)
 def bigbird(pattern: Pattern, position: PositionConfig) -> ModelConfig:
     """Return RoBERTa's sizes with the vocabulary of google/bigbird-roberta-base, for 4096 tokens."""
-    return ModelConfig(
-        vocab_size=50358,
-        hidden_size=768,
-        max_position_embeddings=4096,
-        embedding=EmbeddingConfig(scaled=False, normed=True, type_vocab_size=2),
-        encoder=StackConfig(
-            num_hidden_layers=LAYERS,
-            attention=AttentionConfig(num_attention_heads=12, mechanism=SoftmaxConfig(pattern=pattern)),
-            feedforward=DenseConfig(intermediate_size=3072, activation="gelu_tanh"),
-            position=position,
-            norm=LayerNormConfig(eps=1e-12),
-        ),
-        head=MaskedConfig(activation="gelu_tanh"),
-        initializer_range=0.02,
-    )
+    changes = {
+        "vocab_size": 50358,
+        "max_position_embeddings": 4096,
+        "attention": pattern,
+        "position": position,
+        "activation": "gelu_tanh",
+        "embedding.scaled": False,
+    }
+    return model_config("bert-base", changes)
 
 
 @register_sizes(

@@ -2,12 +2,8 @@
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.positions import DebertaConfig, PositionConfig
-from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
-from polyformer.models.presets.base import register_sizes
-from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import MaskedConfig
-from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.models.presets.base import model_config, register_sizes, size_options
 
 EPS = 1e-7
 
@@ -16,22 +12,16 @@ def disentangled(
     layers: int, width: int, heads: int, vocab: int, position: PositionConfig, bias: bool | tuple[str, ...]
 ) -> ModelConfig:
     """Return BERT's layout with these positions and without token types."""
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        embedding=EmbeddingConfig(normed=True),
-        encoder=StackConfig(
-            num_hidden_layers=layers,
-            attention=AttentionConfig(
-                num_attention_heads=heads, bias=bias, mechanism=SoftmaxConfig(dropout=0.1)
-            ),
-            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=position,
-            norm=LayerNormConfig(eps=EPS),
-        ),
-        head=MaskedConfig(eps=EPS),
-        initializer_range=0.02,
-    )
+    changes = {
+        **size_options(layers, width, heads),
+        "vocab_size": vocab,
+        "type_vocab_size": 0,
+        "mechanism": SoftmaxConfig(dropout=0.1),
+        "encoder.attention.bias": bias,
+        "eps": EPS,
+        "position": position,
+    }
+    return model_config("bert-base", changes)
 
 
 FIRST = {

@@ -3,15 +3,10 @@
 Rows come from `polyformer.data.structured`, which needs the model's number of global tokens.
 """
 
-from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import ETC
 from polyformer.attention.positions import EtcLabelsConfig
-from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.config import ModelConfig
-from polyformer.models.presets.base import register_sizes
-from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import MaskedConfig
-from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.models.presets.base import model_config, register_sizes, size_options
 
 SIZES = {  # layers, width, heads, vocabulary, pattern, largest distance of a label
     # The released models of this size have an output projection for each of both parts, and 16 token types.
@@ -26,17 +21,10 @@ SIZES = {  # layers, width, heads, vocabulary, pattern, largest distance of a la
 @register_sizes("ETC encoder for {}.", SIZES)
 def etc(layers: int, width: int, heads: int, vocab: int, pattern: ETC, max_distance: int) -> ModelConfig:
     """Return a post-norm encoder as BERT, with the token types global (0) and long (1)."""
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        embedding=EmbeddingConfig(normed=True, type_vocab_size=2),
-        encoder=StackConfig(
-            num_hidden_layers=layers,
-            attention=AttentionConfig(num_attention_heads=heads, mechanism=SoftmaxConfig(pattern=pattern)),
-            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=EtcLabelsConfig(global_tokens=pattern.global_tokens, max_distance=max_distance),
-            norm=LayerNormConfig(eps=1e-12),
-        ),
-        head=MaskedConfig(),
-        initializer_range=0.02,
-    )
+    changes = {
+        **size_options(layers, width, heads),
+        "vocab_size": vocab,
+        "attention": pattern,
+        "position": EtcLabelsConfig(global_tokens=pattern.global_tokens, max_distance=max_distance),
+    }
+    return model_config("bert-base", changes)

@@ -5,11 +5,8 @@ from polyformer.attention.patterns import PerLayer, Window
 from polyformer.attention.patterns.implied import Full
 from polyformer.attention.positions import RopeConfig
 from polyformer.core.ops.norms import RMSNormConfig
-from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register_sizes
-from polyformer.nn.block import SandwichConfig
-from polyformer.nn.feedforward import GatedConfig
-from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets.base import model_config, register_sizes, size_options
 
 GEMMA_3 = {  # layers, width, heads, inner width, key-value heads, vocabulary
     "gemma-3-1b": ((26, 1152, 4, 6912, 1, 262144),),
@@ -26,27 +23,21 @@ GLOBAL, LOCAL = 1_000_000.0, 10_000.0
 def gemma_3(layers: int, width: int, heads: int, inner: int, groups: int, vocab: int) -> ModelConfig:
     """Return five layers with a window of 512 tokens and then one with full attention, repeated."""
     near, norm = Window(511, 0), RMSNormConfig(eps=1e-6, centered=True)
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        max_position_embeddings=32768,
-        embedding=EmbeddingConfig(tied=True, scaled=True),
-        decoder=StackConfig(
-            num_hidden_layers=layers,
-            attention=AttentionConfig(
-                num_attention_heads=heads,
-                num_key_value_heads=groups,
-                head_size=256,
-                bias=False,
-                mechanism=SoftmaxConfig(pattern=PerLayer((*[near] * 5, Full())), scale=256**-0.5),
-                qk_norm=norm,
-            ),
-            feedforward=GatedConfig(intermediate_size=inner, activation="gelu_tanh"),
-            position=RopeConfig(bases=(*[LOCAL] * 5, GLOBAL)),
-            block=SandwichConfig(),
-            norm=norm,
-            dropout=0.0,
-        ),
-        special=SpecialTokens(pad=0, bos=2, eos=1),
-        initializer_range=0.02,
-    )
+    changes = {
+        "num_key_value_heads": groups,
+        **size_options(layers, width, heads),
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": 32768,
+        "tied": True,
+        "mechanism": SoftmaxConfig(pattern=PerLayer((*[near] * 5, Full())), scale=256**-0.5),
+        "head_size": 256,
+        "activation": "gelu_tanh",
+        "position": RopeConfig(bases=(*[LOCAL] * 5, GLOBAL)),
+        "block": "sandwich",
+        "norm": norm,
+        "qk_norm": norm,
+        "embedding.scaled": True,
+        **{"pad": 0, "bos": 2, "eos": 1},
+    }
+    return model_config("llama-2-7b", changes)

@@ -2,14 +2,8 @@
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Global, Marked, Pattern, PerHead, PerLayer, Window
-from polyformer.attention.positions import LearnedConfig, SinusoidalConfig
-from polyformer.core.ops.norms import LayerNormConfig
-from polyformer.models.config import ModelConfig, SpecialTokens
-from polyformer.models.presets.base import register_sizes
-from polyformer.nn.block import PreNormConfig
-from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.heads import MaskedConfig
-from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
+from polyformer.models.config import ModelConfig
+from polyformer.models.presets.base import model_config, register_sizes, size_options
 
 
 def dilated(reach: int, dilation: int) -> Pattern:
@@ -39,26 +33,14 @@ def longformer(
     layers: int, width: int, heads: int, vocab: int, positions: int, pattern: Pattern
 ) -> ModelConfig:
     """Return RoBERTa with `pattern` instead of full attention and separate projections for global tokens."""
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        max_position_embeddings=positions,
-        embedding=EmbeddingConfig(normed=True, type_vocab_size=1),
-        encoder=StackConfig(
-            num_hidden_layers=layers,
-            attention=AttentionConfig(
-                num_attention_heads=heads,
-                mechanism=SoftmaxConfig(pattern=pattern, dropout=0.1),
-                global_projections=True,
-            ),
-            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=LearnedConfig(offset=2),
-            norm=LayerNormConfig(eps=1e-5),
-        ),
-        head=MaskedConfig(eps=1e-5),
-        special=SpecialTokens(pad=1, bos=0, eos=2),
-        initializer_range=0.02,
-    )
+    changes = {
+        **size_options(layers, width, heads),
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+        "mechanism": SoftmaxConfig(pattern=pattern, dropout=0.1),
+        "global_projections": True,
+    }
+    return model_config("roberta-base", changes)
 
 
 @register_sizes(
@@ -68,16 +50,12 @@ def longformer(
 )
 def longformer_decoder(layers: int, width: int, heads: int, vocab: int, pattern: Pattern) -> ModelConfig:
     """Return a pre-norm decoder with sinusoids."""
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=width,
-        embedding=EmbeddingConfig(scaled=False),  # later defaults would change the results of earlier runs
-        decoder=StackConfig(
-            num_hidden_layers=layers,
-            attention=AttentionConfig(num_attention_heads=heads, mechanism=SoftmaxConfig(pattern=pattern)),
-            feedforward=DenseConfig(intermediate_size=4 * width, activation="gelu"),
-            position=SinusoidalConfig(),
-            block=PreNormConfig(),
-        ),
-        initializer_range=0.02,
-    )
+    changes = {
+        **size_options(layers, width, heads),
+        "vocab_size": vocab,
+        "attention": pattern,
+        "position": "sinusoidal",
+        "activation": "gelu",
+        "embedding.scaled": False,  # later defaults would change the results of earlier runs
+    }
+    return model_config("decoder-small", changes)
