@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
+from polyformer.attention.patterns.global_base import FirstPositions, GlobalPattern, Side
 from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, clip, intersect, subtract, unite
 from polyformer.core.ranges import PositiveInt, Wording
@@ -52,12 +52,11 @@ class ETC(GlobalPattern):
 
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < global_tokens."""
-        position = context.query_position if side == "q" else context.key_position
-        return position(b, index) < self.global_tokens
+        return FirstPositions(self.global_tokens).is_global(context, side, b, index)
 
     def static_slots(self, context: Context, side: Side) -> Keys | None:
         """Return the first slots if positions are slots, else None."""
-        return first_positions(context, side, self.global_tokens)
+        return FirstPositions(self.global_tokens).static_slots(context, side)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return g2g, g2l, l2g or l2l, as defined in the module's docstring."""

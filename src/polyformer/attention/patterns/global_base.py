@@ -70,6 +70,30 @@ class GlobalPattern(Pattern, named=False):
 
 
 @dataclasses.dataclass(frozen=True)
+class FirstPositions(GlobalPattern, named=False):
+    """The first `tokens` positions of each document."""
+
+    tokens: int
+
+    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
+        """Return whether position < tokens."""
+        position = context.query_position if side == "q" else context.key_position
+        return position(b, index) < self.tokens
+
+    def static_slots(self, context: Context, side: Side) -> Keys | None:
+        """Return the first slots if positions are slots, else None."""
+        positions, length, start = (
+            (context.q_pos, context.q_len, context.offset)
+            if side == "q"
+            else (context.kv_pos, context.kv_len, 0)
+        )
+        if positions is not None:
+            return None
+        first = clip(0, self.tokens - start, length)
+        return Keys(first, first)
+
+
+@dataclasses.dataclass(frozen=True)
 class DocumentEndPattern(GlobalPattern, named=False):
     """Global tokens that depend on the end of their document, which no causal query can know."""
 
@@ -146,14 +170,3 @@ class GlobalKeys(Pattern, named=False):
     def with_tables(self, context: Context, device: torch.device) -> Pattern:
         """Return the global keys with the tables of the tokens."""
         return dataclasses.replace(self, tokens=self.tokens.with_tables(context, device))
-
-
-def first_positions(context: Context, side: Side, tokens: int) -> Keys | None:
-    """Return the queries or keys at positions below `tokens` if positions are slots, else None."""
-    positions, length, start = (
-        (context.q_pos, context.q_len, context.offset) if side == "q" else (context.kv_pos, context.kv_len, 0)
-    )
-    if positions is not None:
-        return None
-    first = clip(0, tokens - start, length)
-    return Keys(first, first)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.global_base import GlobalPattern, Side, first_positions
+from polyformer.attention.patterns.global_base import FirstPositions
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
@@ -51,19 +51,3 @@ class Prefix(Pattern):
     def picture(cls) -> tuple["Prefix", Context]:
         """Return a prefix of a third of the tokens."""
         return cls(16), Context(48, 48)
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstPositions(GlobalPattern, named=False):
-    """The tokens of a prefix, for their slots."""
-
-    tokens: int
-
-    def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
-        """Return whether position < tokens."""
-        position = context.query_position if side == "q" else context.key_position
-        return position(b, index) < self.tokens
-
-    def static_slots(self, context: Context, side: Side) -> Keys | None:
-        """Return the first slots if positions are slots, else None."""
-        return first_positions(context, side, self.tokens)
