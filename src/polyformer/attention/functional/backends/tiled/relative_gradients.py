@@ -56,7 +56,10 @@ class RelativeGradients(RelativeTerms):
                 if self.grads.values is not None:
                     by_distance = self._spread_out(kept[group, :, columns])
                     self._add_to(
-                        self.grads.values, tile, start, stop, group, product(by_distance.mT, outs[group])
+                        self.grads.values,
+                        *self._range(tile, start, stop),
+                        group,
+                        product(by_distance.mT, outs[group]),
                     )
 
     def backward(
@@ -85,7 +88,10 @@ class RelativeGradients(RelativeTerms):
                     )
                     if self.grads.keys is not None:
                         self._add_to(
-                            self.grads.keys, tile, start, stop, group, product(by_distance.mT, content[group])
+                            self.grads.keys,
+                            *self._range(tile, start, stop),
+                            group,
+                            product(by_distance.mT, content[group]),
                         )
                 # The same with the roles of queries and keys exchanged.
                 if grad_keys is not None and self.tables.queries is not None:
@@ -94,8 +100,11 @@ class RelativeGradients(RelativeTerms):
                     grad_keys[group, columns] += product(by_distance, vectors)
                     if self.grads.queries is not None:
                         met = self._by_head(keys[:, columns], group)
-                        self._add_to_queries(
-                            self.grads.queries, tile, start, stop, group, product(by_distance.mT, met)
+                        self._add_to(
+                            self.grads.queries,
+                            *self._query_range(tile, start, stop),
+                            group,
+                            product(by_distance.mT, met),
                         )
         if grad_keys is not None:  # sum over the query heads of each key head, which are neighbours
             grad_keys = grad_keys.unflatten(0, (len(keys), -1)).sum(1).mT
@@ -139,17 +148,7 @@ class RelativeGradients(RelativeTerms):
             total = self._heads_of(self.grads.bias)[:, base - queries + 1 :][:, : grad_bias.shape[1]]
             total += grad_bias if len(total) > 1 else grad_bias.sum(0, keepdim=True)
 
-    def _add_to(
-        self, grad_table: Tensor, tile: Tile, start: int, stop: int, group: slice, grad: Tensor
-    ) -> None:
-        self._add_entries(grad_table, *self._range(tile, start, stop), group, grad)
-
-    def _add_to_queries(
-        self, grad_table: Tensor, tile: Tile, start: int, stop: int, group: slice, grad: Tensor
-    ) -> None:
-        self._add_entries(grad_table, *self._query_range(tile, start, stop), group, grad)
-
-    def _add_entries(self, grad_table: Tensor, first: int, last: int, group: slice, grad: Tensor) -> None:
+    def _add_to(self, grad_table: Tensor, first: int, last: int, group: slice, grad: Tensor) -> None:
         """Add the gradients of these matrices to the entries first..last of the gradient of a table."""
         with self.lock:
             # On a CPU: one matrix at a time, added to its own head.
