@@ -139,13 +139,8 @@ class PolyformerModel(transformers.PreTrainedModel):
         self.config.polyformer = self.model.config.to_dict()
         return table
 
-    @accepts_text(source=True)
-    def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' models, with the same arguments (`transformers.inputs`)."""
-        return self._run(arguments)
-
     def _run(self, arguments: Arguments) -> Any:
-        """Return the model's output for `arguments`, as the result class of transformers."""
+        """Return the result of transformers' models, with the same arguments (`transformers.inputs`)."""
         as_dict = arguments.pop("return_dict", self.config.return_dict)
         items = arguments.pop("num_items_in_batch", None)
         # An argument takes precedence over the configuration.
@@ -167,6 +162,8 @@ class PolyformerModel(transformers.PreTrainedModel):
         if source is not None:
             fields["encoder_last_hidden_state"] = source[0]
         return self._as_result(fields, as_dict)
+
+    forward: Any = accepts_text(source=True)(_run)
 
     def _cache(self, arguments: Arguments) -> PolyformerCache | None:
         """Return the cache from which the call continues, if any, and put its state into `arguments`."""

@@ -129,10 +129,9 @@ class PolyformerForSeq2SeqLM(GenerativeWrapper):
 
     both_result: ClassVar[Any] = outputs.Seq2SeqLMOutput
 
-    @accepts(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS)
-    def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' encoder-decoders; the arguments are the same."""
-        return self._run(arguments)
+    forward = accepts(*TEXT[:2], *SOURCE, "labels", *TEXT[2:], *OTHER_TEXT_INPUTS, *STATE, *OUTPUT_ARGUMENTS)(
+        PolyformerModel._run
+    )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return labels [B, T] shifted right by one, after the decoder's start token, for data collators."""

@@ -23,10 +23,7 @@ class Labelled(PolyformerModel):
 
     result: ClassVar[Any] = outputs.MaskedLMOutput
 
-    @accepts_text("labels", source=True)
-    def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' models for this task; the arguments are the same."""
-        return self._run(arguments)
+    forward = accepts_text("labels", source=True)(PolyformerModel._run)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         return self._logits(arguments)
@@ -35,10 +32,7 @@ class Labelled(PolyformerModel):
 class PolyformerForMaskedLM(Labelled):
     """A model that predicts masked tokens; also an encoder that predicts every token (XLM)."""
 
-    @accepts_text("labels", at_end=("logits_to_keep",))
-    def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' models for this task; the arguments are the same."""
-        return self._run(arguments)
+    forward = accepts_text("labels", at_end=("logits_to_keep",))(PolyformerModel._run)
 
 
 class PolyformerForSequenceClassification(Labelled):
@@ -74,12 +68,8 @@ class PolyformerForMultipleChoice(Labelled):
 
     result = outputs.MultipleChoiceModelOutput
 
-    @accepts_text("labels", state=False)
-    def forward(self, arguments: Arguments) -> Any:
-        """Return the result of transformers' models for this task; the arguments are the same."""
-        return self._of_choices(arguments)
-
     def _of_choices(self, arguments: Arguments) -> Any:
+        """Return the result of transformers' models for this task; the arguments are the same."""
         text = arguments.get("input_ids", arguments.get("inputs_embeds"))
         if text is None or text.dim() != (3 if "input_ids" in arguments else 4):
             raise InputError(
@@ -91,6 +81,8 @@ class PolyformerForMultipleChoice(Labelled):
             if name in arguments and arguments[name].shape[:2] == text.shape[:2]:
                 arguments[name] = arguments[name].flatten(0, 1)
         return self._run(arguments)
+
+    forward = accepts_text("labels", state=False)(_of_choices)
 
     def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
         shape = arguments.pop("shape")
