@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.models.generation.config import BeamConfig, GenerationConfig
+from polyformer.models.generation.config import GenerationConfig
 from polyformer.models.generation.constraints import ConstraintConfig
 
 LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
@@ -50,19 +50,17 @@ IGNORED_FIELDS = {
 }
 
 
-def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConfig:
+def from_hub(data: Mapping[str, Any]) -> GenerationConfig:
     """Return the settings that `data` describes.
 
     Args:
         data: the content of generation_config.json, or of a config.json, with other fields for the model.
-        task: a name in `task_specific_params` of config.json; its settings take precedence. The caller must
-            put their `prefix` before the text.
 
     Raises:
-        InputError: a field that would change the result and has no counterpart here; an unknown field or
-            task; values that do not fit.
+        InputError: a field that would change the result and has no counterpart here; an unknown field;
+            values that do not fit.
     """
-    fields = _fields(data, task)
+    fields = _fields(data)
     for name, harmless in UNSUPPORTED_FIELDS.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
@@ -97,62 +95,10 @@ def from_hub(data: Mapping[str, Any], task: str | None = None) -> GenerationConf
     )
 
 
-def to_hub(config: GenerationConfig) -> dict[str, Any]:
-    """Return `config` in the format of generation_config.json; `from_hub` restores it, except `speculation`.
-
-    Raises `InputError` for settings that the hub's format cannot express.
-    """
-    whole, sampling, beam = config.whole, config.sampling, config.beam
-    if config.max_new_tokens is not None and whole.max_length is not None:
-        raise InputError("max_new_tokens and max_length: the hub's format uses only the first; leave one out")
-    if config.min_new_tokens and whole.min_length:
-        raise InputError("min_new_tokens and min_length: the hub's format uses only the first; leave one out")
-    if sampling.seed is not None:
-        raise InputError("seed: the hub's format has none; leave it out")
-    data: dict[str, Any] = {
-        "max_new_tokens": config.max_new_tokens,
-        "max_length": whole.max_length,
-        "min_new_tokens": config.min_new_tokens or None,
-        "min_length": whole.min_length or None,
-        "num_return_sequences": config.num_return_sequences,
-        "repetition_penalty": config.repetition_penalty,
-        "stop_strings": list(config.stop) or None,
-        **{their: getattr(config.special, our) for their, our in SPECIAL.items()},
-        **{name: getattr(config.constraints, name) or None for name in CONSTRAINTS},
-        "forced_bos_token_id": config.constraints.forced_bos_token_id,
-    }
-    if sampling.do_sample:
-        limits = {name: getattr(sampling, name) for name in NO_LIMIT}
-        data |= {"do_sample": True, "temperature": sampling.temperature}
-        data |= {name: NO_LIMIT[name] if value is None else value for name, value in limits.items()}
-    if beam.num_beams > 1:
-        data |= _beam_to_hub(beam)
-    if config.contrastive.penalty_alpha:
-        data |= {"penalty_alpha": config.contrastive.penalty_alpha, "top_k": config.contrastive.candidates}
-    data["dola_layers"] = config.dola.dola_layers
-    return {name: _listed(value) for name, value in data.items() if value is not None}
-
-
-def _beam_to_hub(beam: BeamConfig) -> dict[str, Any]:
-    if beam.normalization != "length":
-        raise InputError(
-            f"normalization: the hub divides by a power of the length, not by {quote(beam.normalization)}; "
-            "set it to 'length'"
-        )
-    names = "num_beams", "length_penalty", "early_stopping"
-    groups = {"num_beam_groups": beam.num_beam_groups, "diversity_penalty": beam.diversity_penalty}
-    return {name: getattr(beam, name) for name in names} | (groups if beam.num_beam_groups > 1 else {})
-
-
-def _fields(data: Mapping[str, Any], task: str | None) -> dict[str, Any]:
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields of generation that are not null."""
     of_model = "model_type" in data or "architectures" in data
     fields = dict(data)
-    if task is not None:
-        tasks = data.get("task_specific_params") or {}
-        if task not in tasks:
-            raise unknown("task", task, tasks)
-        fields |= {name: value for name, value in tasks[task].items() if name != "prefix"}
     known = SUPPORTED_FIELDS | UNSUPPORTED_FIELDS.keys() | IGNORED_FIELDS
     for name in fields:
         if name not in known and not of_model:
@@ -196,7 +142,3 @@ def _plural(name: str, value: Any) -> Any:
     """Return a single id or text as a list if the field may have several."""
     several = name in ("eos_token_id", "forced_eos_token_id", "stop_strings")
     return [value] if several and isinstance(value, int | str) else value
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
