@@ -27,9 +27,9 @@ from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
-from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
+from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
-from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition, same_cluster, slots
+from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
 from polyformer.attention.mechanisms.routing.interval_attention import (
     interval_attention,
     interval_attention_with_terms,
@@ -39,7 +39,7 @@ from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.precision import without_autocast
-from polyformer.core.ops.softmax import record, recorded, recording, softmax
+from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
@@ -189,10 +189,10 @@ class Routing(Mechanism):
 
     def _attend(self, heads: RoutedHeads, context: Context) -> Tensor:
         config = self.config
-        if recording() or config.backend == "definition":
+        # For a single query sorting the keys costs more than reading all of them.
+        single = context.causal and heads.q.shape[2] == 1
+        if single or recording() or config.backend == "definition":
             return definition(heads, context, config.window, config.share_queries)
-        if context.causal and heads.q.shape[2] == 1:
-            return _single_query(heads, context, config.window, config.share_queries)
         clusters = placeholder_clusters(heads.query_clusters, heads.key_clusters, config.clusters)
         intervals = cluster_intervals(
             *clusters, config.clusters, config.window, context, config.share_queries
@@ -211,31 +211,3 @@ def _collect_weights(weights: list[Tensor]) -> Iterator[None]:
     with recorded() as records:
         yield
     weights += records
-
-
-def _single_query(heads: RoutedHeads, context: Context, window: int, share_queries: bool) -> Tensor:
-    """Return output [B, H, 1, Dv] of one causal query per row, which reads only the keys in its window."""
-    same = same_cluster(heads, context).squeeze(2)
-    (own,), slot = slots(context, same.device)
-    chosen = torch.where(same & (slot <= own), slot, -1)
-    # The largest slots of the cluster are its last keys; -1 marks missing keys.
-    chosen = chosen.topk(min(window, context.kv_len), dim=-1).values  # [B, H, W]
-    if share_queries:
-        others = (chosen >= 0).sum(-1, keepdim=True) > 1
-        chosen = chosen.masked_fill((chosen == own) & others, -1)
-    place = chosen.clamp_min(0).unsqueeze(-1)
-    k, v = (x.gather(2, place.expand(-1, -1, -1, x.shape[3])) for x in (heads.k, heads.v))
-    scores, terms = heads.q @ k.mT * heads.scale, heads.terms
-    if terms is None:
-        weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
-        return weights @ v
-    batch, count = chosen.shape[:2]
-    b, h = (torch.arange(size, device=chosen.device) for size in (batch, count))
-    first = torch.zeros(batch * count, 1, 1, dtype=torch.long, device=chosen.device)
-    row = b.repeat_interleave(count).view_as(first), h.repeat(batch).view_as(first)
-    pairs = Pairs(*row, first, chosen.clamp_min(0).flatten(0, 1).unsqueeze(1))
-    tiles = (x.flatten(0, 1) for x in (scores, terms.content(heads.q), k))
-    scores = terms.scores(next(tiles), pairs, *tiles).view_as(scores)
-    weights, _ = softmax(scores, (chosen >= 0).unsqueeze(2))
-    more = terms.values(weights.flatten(0, 1), pairs)
-    return weights @ v if more is None else weights @ v + more.view_as(heads.q)
