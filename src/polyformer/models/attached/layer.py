@@ -62,23 +62,13 @@ class Attached(nn.Module):
         ]
 
     def extra_repr(self) -> str:
-        """Return a description of the attachments."""
-        return describe_layer(self.pattern, self.position_config, self.score_mod, self.bound)
-
-
-def describe_layer(
-    pattern: Pattern | None,
-    position: PositionConfig | None,
-    score_mod: ScoreMod | None,
-    bound: Bound | None = None,
-) -> str:
-    """Return the attachments of a layer in one line."""
-    parts = [] if pattern is None else [text_of(pattern)]
-    configs = position, None if bound is None else bound.rule
-    parts += [_call_of(config) for config in configs if config is not None]
-    if score_mod is not None:
-        parts.append(f"score_mod {getattr(score_mod, '__name__', type(score_mod).__name__)}")
-    return ", ".join(parts) or "nothing of its own"
+        """Return a description of the attachments in one line."""
+        parts = [] if self.pattern is None else [text_of(self.pattern)]
+        configs = self.position_config, None if self.bound is None else self.bound.rule
+        parts += [_call_of(config) for config in configs if config is not None]
+        if self.score_mod is not None:
+            parts.append(f"score_mod {getattr(self.score_mod, '__name__', type(self.score_mod).__name__)}")
+        return ", ".join(parts) or "nothing of its own"
 
 
 def has_text(pattern: Pattern) -> bool:
