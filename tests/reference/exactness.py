@@ -30,6 +30,8 @@ from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
@@ -170,9 +172,12 @@ def mamba2(patch: Patch) -> None:
     in_double(patch, modeling_mamba2, modeling_mamba2.Mamba2Model, modeling_mamba2.Mamba2ForCausalLM)
 
 
-def qwen3_next(patch: Patch) -> None:
-    patch.setattr(modeling_qwen3_next, "torch", Double())
-    in_double(patch, modeling_qwen3_next, modeling_qwen3_next.Qwen3NextModel)
+def gated_delta(module: Any, kind: str) -> Callable[[Patch], None]:
+    def patched(patch: Patch) -> None:
+        patch.setattr(module, "torch", Double())
+        in_double(patch, module, getattr(module, kind))
+
+    return patched
 
 
 PATCHES: dict[str, Callable[[Patch], None]] = {
@@ -194,7 +199,9 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "phi3": llama,
     "qwen2": llama,
     "qwen3": llama,
-    "qwen3_next": qwen3_next,
+    "qwen3_5_moe_text": gated_delta(modeling_qwen3_5_moe, "Qwen3_5MoeTextModel"),
+    "qwen3_5_text": gated_delta(modeling_qwen3_5, "Qwen3_5TextModel"),
+    "qwen3_next": gated_delta(modeling_qwen3_next, "Qwen3NextModel"),
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
     "t5": t5,
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),

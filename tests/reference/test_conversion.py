@@ -38,7 +38,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 40},
     "modernbert": {"local_attention": 80},
     "qwen2": {"sliding_window": 40},
-    "qwen3_next": {"layer_types": ["full_attention", "full_attention"]},
+    **{
+        name: {"layer_types": ["full_attention", "full_attention"]}
+        for name in ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+    },
     "reformer": {"attn_layers": ["local", "local"], "local_attn_chunk_length": 20},
 }
 """Options with which a family sees all of a text, as what it is converted to does."""

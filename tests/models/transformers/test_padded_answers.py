@@ -13,7 +13,7 @@ from polyformer.models.checkpoints.save import find_family, to_hub_tensors
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
 FLOAT32 = (
     *("gptj", "gpt_neo", "llama", "longformer", "mistral", "modernbert", "qwen2", "qwen3", "qwen3_next"),
-    *("t5", "xlm"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "t5", "xlm"),
 )
 """Families of which theirs computes parts in float32."""
 
@@ -22,7 +22,7 @@ UNIFORM: dict[str, tuple[str, ...]] = {
     "deberta-v2": ("left", "right"),
     "gpt_neo": ("left", "right"),
     "gptj": ("left",),
-    "qwen3_next": ("left", "right"),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), ("left", "right")),
 }
 """Where theirs computes something else at a padded token, which may attend to none: the mean of all tokens,
 or what its linear layers have in their states."""

@@ -127,6 +127,8 @@ SCALED = "bigbird_pegasus", "gemma3_text", "m2m_100"
 FORMATS = {
     ("longformer", "output_attentions"): "theirs of a window's width",
     ("mamba2", "output_hidden_states"): "theirs of the outputs of layers",
+    ("qwen3_5_moe_text", "output_attentions"): "theirs of softmax layers only",
+    ("qwen3_5_text", "output_attentions"): "theirs of softmax layers only",
     ("qwen3_next", "output_attentions"): "theirs of softmax layers only",
     ("reformer", "output_attentions"): "theirs of chunks",
     ("reformer", "output_hidden_states"): "theirs of both streams",

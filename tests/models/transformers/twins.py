@@ -76,6 +76,14 @@ EXPERTS = LLAMA | {
     **{"v_head_dim": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 6, "n_shared_experts": 1},
 }
+DELTA = LLAMA | {
+    **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 5},
+    **{"linear_value_head_dim": 3, "layer_types": ["linear_attention", "full_attention"]},
+}
+SPARSE = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6},
+    "shared_expert_intermediate_size": 5,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "roberta": BERT | {"pad_token_id": 1},
@@ -110,17 +118,9 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"n_groups": 2, "state_size": 5, "chunk_size": 4},
         **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     },
-    "qwen3_next": {
-        **LLAMA,
-        **{"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 5},
-        **{
-            "linear_value_head_dim": 3,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 6,
-        },
-        **{"shared_expert_intermediate_size": 5, "layer_types": ["linear_attention", "full_attention"]},
-    },
+    "qwen3_next": DELTA | SPARSE,
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA | SPARSE,
     "llama": LLAMA,
     "modernbert": {
         "vocab_size": V,

@@ -3,7 +3,8 @@
 A key mapping relates their names of tensors to ours: whole modules ("attention.self.query": "attention.query"
 relates weight and bias) or single tensors; `{i}` is the number of a layer, `{e}` of an expert, and "[a|b]"
 on both sides means two entries. With `{e}` only in ours, their tensor contains the tensors of all experts. If
-one of their tensors contains several of ours, or has another memory layout, a `Converter` converts it.
+one of their tensors contains several of ours, is a part of ours (`Part`, in the order of the table), or has
+another memory layout, a `Converter` converts it.
 """
 
 import dataclasses
@@ -75,6 +76,18 @@ class Fused(Converter):
     def join(self, ours: Sequence[Tensor]) -> Tensor:
         """Join n tensors [E', ...] to [n E', ...]."""
         return torch.cat(list(ours))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(Converter):
+    """The tensor `number` of `count` tensors of one size that ours has one after the other."""
+
+    number: int
+    count: int
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Return the part of our tensor."""
+        return ours[0].chunk(self.count)[self.number]
 
 
 @dataclasses.dataclass(frozen=True)

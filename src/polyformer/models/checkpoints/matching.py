@@ -11,7 +11,7 @@ from polyformer.core.initialization import initialize
 from polyformer.models.checkpoints.family import Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors
 from polyformer.models.checkpoints.key_conversion import spellings
-from polyformer.models.checkpoints.key_mapping import Link
+from polyformer.models.checkpoints.key_mapping import Link, Part
 from polyformer.models.checkpoints.tensors import Tensors
 from polyformer.models.config import ModelConfig
 
@@ -81,6 +81,7 @@ def _convert(
     sources: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
     missing: list[str] = []
+    parts: dict[str, list[Tensor]] = {}
     for theirs, link in links.items():
         # Files of untied classes may contain only the copy.
         copies = (copy for copy, source in tied.items() if source == theirs)
@@ -93,6 +94,12 @@ def _convert(
         if not converted:
             unused[theirs] = value
         for name, tensor in zip(link.converter.ours, converted):
+            if isinstance(link.converter, Part):
+                _check_shape(key, name, tensor, link.converter.join([own[name]]))
+                parts.setdefault(name, []).append(tensor)
+                if len(parts[name]) < link.converter.count:
+                    continue
+                tensor = torch.cat(parts[name])
             _check_shape(key, name, tensor, own[name])
             if name in sources:  # two of theirs for one of ours: an untied class only reads the latter
                 unused[sources[name]] = weights[name]

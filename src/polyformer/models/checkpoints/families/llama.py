@@ -80,7 +80,7 @@ class LlamaFamily(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for an inner width of null."""
-        if hub["intermediate_size"] is None:
+        if hub.get("intermediate_size", 1) is None:
             raise InputError("config.json: intermediate_size is None, expected an integer from 1")
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:

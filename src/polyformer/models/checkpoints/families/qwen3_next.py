@@ -1,7 +1,8 @@
-"""Qwen3-Next: gated delta networks, gated attention in every fourth layer, experts. Qwen Team 2025.
+"""Qwen3-Next and Qwen3.5: gated delta networks, gated attention in every fourth layer, experts or not.
 
-Files of linear layers have queries, keys, values and output gates in one matrix, interleaved by key heads,
-and both gates of the state in another. Tensors of multi-token prediction (`mtp`) are kept and not computed.
+Qwen Team 2025 and 2026. Linear layers of Qwen3-Next have queries, keys, values and output gates in one
+matrix, interleaved by key heads, and both gates of the state in another; Qwen3.5 has four plain matrices.
+Tensors of multi-token prediction (`mtp`) are kept and not computed.
 """
 
 import copy
@@ -22,6 +23,7 @@ from polyformer.models.checkpoints.config_mapping import (
     with_defaults,
     write_options,
 )
+from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
 from polyformer.models.checkpoints.families.window_layers import (
@@ -31,7 +33,7 @@ from polyformer.models.checkpoints.families.window_layers import (
     of_layers,
 )
 from polyformer.models.checkpoints.family import register
-from polyformer.models.checkpoints.key_mapping import Interleaved, Taps
+from polyformer.models.checkpoints.key_mapping import Interleaved, Part, Taps
 from polyformer.models.checkpoints.rope_options import read_rope, write_rope
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
@@ -54,6 +56,13 @@ SPARSE = (
     option("shared_expert_intermediate_size", 512, "shared_expert.intermediate_size"),
     option("router_aux_loss_coef", 0.001, "balance"),
 )
+EXPERTS = ExpertsConfig(
+    experts=256,
+    top_k=8,
+    expert=GatedConfig(intermediate_size=512),
+    shared_expert=GatedConfig(intermediate_size=512),
+    shared_expert_gate=True,
+)
 PARTS: dict[str, tuple[dict[str, Any], tuple[Option, ...]]] = {
     "softmax": (SoftmaxConfig().to_dict(), (option("attention_dropout", 0.0, "dropout"),)),
     "gated_delta": (
@@ -63,10 +72,7 @@ PARTS: dict[str, tuple[dict[str, Any], tuple[Option, ...]]] = {
         DELTA,
     ),
     "gated": (GatedConfig().to_dict(), (option("intermediate_size", 5632, "intermediate_size"),)),
-    "experts": (
-        ExpertsConfig(expert=GatedConfig(), shared_expert=GatedConfig(), shared_expert_gate=True).to_dict(),
-        SPARSE,
-    ),
+    "experts": (EXPERTS.to_dict(), SPARSE),
 }
 """The mechanisms and feed-forwards of layers: a template, and its options."""
 
@@ -79,6 +85,11 @@ def heads_of(config: ModelConfig) -> RecurrentHeadsConfig:
     assert config.decoder is not None
     mechanisms = map(config.decoder.attention.mechanism.for_layer, range(config.decoder.num_hidden_layers))
     return next(part.heads for part in mechanisms if isinstance(part, GatedDeltaConfig) and part.heads)
+
+
+def concatenated(config: ModelConfig) -> tuple[int, Sequence[int]]:
+    """Return the rows of queries, keys and values of a linear layer, in one group."""
+    return 1, projections(config)[1][:3]
 
 
 def projections(config: ModelConfig) -> tuple[int, Sequence[int]]:
@@ -134,6 +145,7 @@ class Qwen3Next(LlamaFamily):
         **{"head_dim": 256, "partial_rotary_factor": 0.25, "layer_types": None, "full_attention_interval": 4},
         **{"mlp_only_layers": None, "decoder_sparse_step": 1},
     }
+    rope_of_images: ClassVar[tuple[str, ...]] = ()  # rotary options without effect on texts
     key_mapping: ClassVar = {
         **{key: ours for key, ours in LlamaFamily.key_mapping.items() if "self_attn" not in key},
         **NORMS,
@@ -169,18 +181,24 @@ class Qwen3Next(LlamaFamily):
         mechanism = config.decoder.attention.mechanism.for_layer(int(layer[1]))
         return (layer[2] == "linear") == (mechanism.kind == "gated_delta")
 
-    def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the mechanism and the feed-forward of every layer, and partly rotated heads."""
-        decoder, every = tree["decoder"], hub["decoder_sparse_step"]
-        sparse = [
-            i not in (hub["mlp_only_layers"] or ()) and hub["num_experts"] > 0 and (i + 1) % every == 0
+    def sparse(self, hub: Tree) -> list[bool]:
+        """Return whether each layer has experts."""
+        dense, every = hub["mlp_only_layers"] or (), hub["decoder_sparse_step"]
+        return [
+            i not in dense and hub["num_experts"] > 0 and (i + 1) % every == 0
             for i in range(hub["num_hidden_layers"])
         ]
-        mechanisms = [_part("softmax" if kind == FULL else "gated_delta", hub) for kind in _kinds(hub)]
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the mechanism and the feed-forward of every layer, and partly rotated heads."""
+        decoder = tree["decoder"]
+        mechanisms = [self._part("softmax" if kind == FULL else "gated_delta", hub) for kind in _kinds(hub)]
         decoder["attention"] |= {"head_size": hub["head_dim"], "mechanism": in_turn("mechanisms", mechanisms)}
-        feedforwards = [_part("experts" if chosen else "gated", hub) for chosen in sparse]
+        feedforwards = [self._part("experts" if chosen else "gated", hub) for chosen in self.sparse(hub)]
         decoder["feedforward"] = in_turn("feedforwards", feedforwards)
         rope = dict(hub["rope_scaling"] or hub["rope_parameters"] or {})
+        for name in self.rope_of_images:
+            rope.pop(name, None)
         fraction = rope.pop("partial_rotary_factor", hub["partial_rotary_factor"])
         decoder["position"] |= read_rope({**hub, "rope_scaling": None, "rope_parameters": rope})
         decoder["position"]["fraction"] = fraction
@@ -201,7 +219,75 @@ class Qwen3Next(LlamaFamily):
         for part in (*mechanisms, *feedforwards):
             _, mapping = PARTS.get(part["kind"], ({}, ()))
             hub |= write_options(mapping, part)
-        return hub
+        return {name: value for name, value in hub.items() if name in self.other_options}
+
+    def _part(self, kind: str, hub: Tree) -> Tree:
+        """Return a mechanism or a feed-forward with the family's options in a file."""
+        template, mapping = PARTS[kind]
+        tree = copy.deepcopy(template)
+        read_options(tuple(option for option in mapping if option.theirs in self.other_options), hub, tree)
+        return tree
+
+
+@register
+class Qwen35(Qwen3Next):
+    """A decoder with linear layers and a softmax layer in turn; the text model of Qwen3.5.
+
+    The rotary positions of images have three axes, which are equal in texts.
+    """
+
+    model_type = "qwen3_5_text"
+    class_prefix = "Qwen3_5"
+    paper = "Qwen Team 2026"
+    config_mapping = with_defaults(
+        Qwen3Next.config_mapping,
+        {"vocab_size": 248320, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4},
+    )
+    required: ClassVar = {"attention_bias": False, "hidden_act": "silu"}
+    other_options: ClassVar = {
+        **{
+            name: value
+            for name, value in Qwen3Next.other_options.items()
+            if name not in ("mlp_only_layers", "decoder_sparse_step", *(option.theirs for option in SPARSE))
+        },
+        "intermediate_size": 12288,
+    }
+    rope_of_images = ("mrope_section", "mrope_interleaved")
+    key_mapping: ClassVar = {
+        **{key: ours for key, ours in Qwen3Next.key_mapping.items() if "linear_attn.in_" not in key},
+        "layers.{i}.linear_attn.in_proj_qkv": Interleaved(
+            tuple(f"{LAYER}.{name}" for name in ("query", "key", "value")), concatenated
+        ),
+        "layers.{i}.linear_attn.in_proj_z": f"{LAYER}.output_gate",
+        "layers.{i}.linear_attn.in_proj_b": Part((f"{LAYER}.gate",), 0, 2),
+        "layers.{i}.linear_attn.in_proj_a": Part((f"{LAYER}.gate",), 1, 2),
+    }
+    tasks: ClassVar = {
+        "ForCausalLM": Qwen3Next.tasks["ForCausalLM"],
+        "TextModel": LAST_TOKEN,
+        "TextForSequenceClassification": SCORED,
+    }
+
+    def sparse(self, hub: Tree) -> list[bool]:
+        """Return that all layers have experts if the family has the option, else none."""
+        return ["num_experts" in self.other_options] * hub["num_hidden_layers"]
+
+
+@register
+class Qwen35Moe(Qwen35):
+    """The text model of Qwen3.5 with experts in all layers."""
+
+    model_type = "qwen3_5_moe_text"
+    class_prefix = "Qwen3_5Moe"
+    template = Qwen35.template.override("feedforward", EXPERTS)
+    config_mapping = with_defaults(Qwen35.config_mapping, {"hidden_size": 2048, "num_hidden_layers": 40})
+    required: ClassVar = Qwen3Next.required
+    other_options: ClassVar = {
+        **{name: value for name, value in Qwen35.other_options.items() if name != "intermediate_size"},
+        **{option.theirs: option.default for option in SPARSE if option.theirs != "norm_topk_prob"},
+        **{"num_experts": 256, "num_experts_per_tok": 8},
+    }
+    tasks: ClassVar = {name: Qwen35.tasks[name] for name in ("ForCausalLM", "TextModel")}
 
 
 def _kinds(hub: Tree) -> list[str]:
@@ -210,11 +296,3 @@ def _kinds(hub: Tree) -> list[str]:
         return hub["layer_types"]
     every = hub["full_attention_interval"]
     return [LINEAR if (layer + 1) % every else FULL for layer in range(hub["num_hidden_layers"])]
-
-
-def _part(kind: str, hub: Tree) -> Tree:
-    """Return a mechanism or a feed-forward with its options in a file."""
-    template, mapping = PARTS[kind]
-    tree = copy.deepcopy(template)
-    read_options(mapping, hub, tree)
-    return tree
