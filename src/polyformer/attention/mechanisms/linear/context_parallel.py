@@ -16,7 +16,7 @@ from torch import Tensor
 from polyformer.attention.functional.context_parallel.exchange import anchored, gather
 from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.documents import attend_causal_documents, attend_document, spans
-from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, finite_top, floor_denominators
+from polyformer.attention.mechanisms.linear.sums import Sums, append_one, divide, empty_sums, finite_top
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 
@@ -120,7 +120,7 @@ def document_sums(inputs: LinearInputs, documents: Tensor | None, leads: bool) -
         first, last = documents[:, :1], documents[:, -1:]
         others = (documents != first) | (first == last) if leads else documents != last
         weight = weight.masked_fill(others.unsqueeze(1), -torch.inf)
-    k, v, weight = (x.flatten(0, 1) for x in (inputs.k, inputs.v, weight))
+    k, v, weight = (x.flatten(0, 1) for x in (inputs.k, append_one(inputs.v), weight))
     phi, scale = inputs.kernel.features(k)
     weight, total = weight + scale, weight.new_zeros(len(k))
     if decay is not None:
@@ -131,9 +131,7 @@ def document_sums(inputs: LinearInputs, documents: Tensor | None, leads: bool) -
     none = weight.new_full((len(k), 1), -torch.inf)
     top = torch.cat([weight.detach(), none], 1).amax(1)
     share = (weight - finite_top(top).unsqueeze(-1)).exp()
-    numerators = (v * share.unsqueeze(-1)).mT @ phi
-    denominators = (share.unsqueeze(1) @ phi).squeeze(1)
-    return Sums(numerators, denominators, top, share.detach().sum(-1)), total
+    return Sums((v * share.unsqueeze(-1)).mT @ phi, top, share.detach().sum(-1)), total
 
 
 def combine_sums(own: Sums, others: Sequence[RunSums], document: Tensor | None) -> Sums:
@@ -152,21 +150,17 @@ def combine_sums(own: Sums, others: Sequence[RunSums], document: Tensor | None) 
     # Sums are relative to their tops: rescale all to the greatest before adding.
     top = torch.stack([sums.top + shift.detach() for sums, shift in parts]).amax(0)
     kept = [(sums.top + shift - finite_top(top)).exp() for sums, shift in parts]
-    numerators = sum(sums.numerators * share.view(-1, 1, 1) for (sums, _), share in zip(parts, kept))
-    denominators = sum(sums.denominators * share.unsqueeze(-1) for (sums, _), share in zip(parts, kept))
+    table = sum(sums.table * share.view(-1, 1, 1) for (sums, _), share in zip(parts, kept))
     mass = sum(sums.mass * share.detach() for (sums, _), share in zip(parts, kept))
-    assert isinstance(numerators, Tensor)
-    assert isinstance(denominators, Tensor)
+    assert isinstance(table, Tensor)
     assert isinstance(mass, Tensor)
-    return Sums(numerators, denominators, top, mass)
+    return Sums(table, top, mass)
 
 
 def read_sums(inputs: LinearInputs, sums: Sums) -> Tensor:
-    """Return y = S phi(q) / (z . phi(q)) of every query, [B, H, T, Dv]."""
+    """Return y = n / t for [n, t] = S phi(q) of every query, [B, H, T, Dv]."""
     phi, _ = inputs.kernel.values(inputs.q.flatten(0, 1))
-    total = (phi @ sums.denominators.unsqueeze(-1)).squeeze(-1)
-    total = floor_denominators(total, sums.mass.unsqueeze(-1), inputs.kernel.least)
-    out = phi @ sums.numerators.mT / total.unsqueeze(-1)
+    out = divide(phi @ sums.table.mT, sums.mass.unsqueeze(-1), inputs.kernel.least)
     return out.unflatten(0, inputs.q.shape[:2])
 
 
@@ -176,17 +170,16 @@ def packed_size(heads: int, width: int, features: int) -> int:
 
 
 def _pack(sums: Sums, decay: Tensor) -> Tensor:
-    """Concatenate the sums and the decay in one tensor [N, Dv M + M + 3]."""
+    """Concatenate the sums and the decay in one tensor [N, (Dv + 1) M + 3]."""
     numbers = torch.stack([sums.top, sums.mass, decay], 1)
-    return torch.cat([sums.numerators.flatten(1), sums.denominators, numbers], 1)
+    return torch.cat([sums.table.flatten(1), numbers], 1)
 
 
 def _unpack(packed: Tensor, inputs: LinearInputs) -> tuple[Sums, Tensor]:
     """Return the arguments of `_pack`."""
-    values, width = inputs.v.shape[3], inputs.kernel.width
-    numerators, denominators, numbers = packed.split([values * width, width, 3], 1)
-    top, mass = numbers[:, 0].detach(), numbers[:, 1].detach()
-    return Sums(numerators.unflatten(1, (values, width)), denominators, top, mass), numbers[:, 2]
+    shape = inputs.v.shape[3] + 1, inputs.kernel.width
+    table, numbers = packed[:, :-3].unflatten(1, shape), packed[:, -3:]
+    return Sums(table, numbers[:, 0].detach(), numbers[:, 1].detach()), numbers[:, 2]
 
 
 def _edge_document(context: Context, run: Run, leads: bool) -> Tensor | None:

@@ -6,7 +6,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms.linear.causal import CausalAttention
 from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.noncausal import NoncausalAttention
-from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums, recurrent_step
+from polyformer.attention.mechanisms.linear.sums import Sums, append_one, empty_sums, recurrent_step
 from polyformer.core.host_values import on_host
 
 
@@ -15,7 +15,7 @@ def attend_document(inputs: LinearInputs, past: Sums) -> tuple[Tensor, Sums]:
     rows, heads, queries = inputs.q.shape[:3]
     last = inputs.offset + queries
     keep = slice(0, last) if inputs.causal else slice(None)
-    k, v, weight = (x[:, :, keep].flatten(0, 1) for x in (inputs.k, inputs.v, inputs.weight))
+    k, v, weight = (x[:, :, keep].flatten(0, 1) for x in (inputs.k, append_one(inputs.v), inputs.weight))
     decay = None if inputs.decay is None else inputs.decay[:, :, keep].flatten(0, 1)
     q = inputs.q.flatten(0, 1)
     if not inputs.causal:

@@ -83,18 +83,17 @@ class RandomFeaturesConfig(MechanismConfig):
 
 @dataclasses.dataclass(frozen=True)
 class LinearState(State):
-    """S [B, H, Dv, M] and z [B, H, M], both times e^-top; top and mass [B, H]. None without tokens."""
+    """S [B, H, Dv + 1, M] times e^-top, and top and mass [B, H], see `sums`. None without tokens."""
 
     sums: Tensor | None = None
-    norms: Tensor | None = None
     top: Tensor | None = None
     mass: Tensor | None = None
 
     def past(self, rows: int, heads: int, width: int, kernel: Kernel) -> Sums:
         """Return the sums with rows and heads merged into one dimension, for values of `width` dimensions."""
-        if self.sums is None or self.norms is None or self.top is None or self.mass is None:
+        if self.sums is None or self.top is None or self.mass is None:
             return empty_sums(rows * heads, width, kernel)
-        return Sums(*(x.flatten(0, 1) for x in (self.sums, self.norms, self.top, self.mass)))
+        return Sums(*(x.flatten(0, 1) for x in (self.sums, self.top, self.mass)))
 
 
 def linear_attention(

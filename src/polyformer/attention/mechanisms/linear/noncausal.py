@@ -2,9 +2,8 @@
 
     S = sum_j b_j [v_j, 1] f_j^T        [n_i, t_i] = S u_i        y_i = n_i / t_i
 
-with u = phi(q), f = phi(k) without their scales and b_j = exp(weight_j + scale_j - top). The 1 after each
-value gives the denominators by the same products as the numerators. Backward, from g_i = grad [n_i, t_i] (see
-`sums.grad_ratio`):
+with u = phi(q), f = phi(k) without their scales and b_j = exp(weight_j + scale_j - top). Backward, from
+g_i = grad [n_i, t_i] (see `sums.grad_ratio`):
 
     grad u_i = S^T g_i                    grad S = sum_i g_i u_i^T
     grad f_j = b_j grad S^T [v_j, 1]
@@ -36,15 +35,15 @@ from polyformer.core.ops.second_order import first_order
 
 
 class NoncausalAttention(torch.autograd.Function):
-    """q [N, Tq, D], k, v [N, Tk, D or Dv], log weight [N, Tk] -> [N, Tq, Dv]."""
+    """q [N, Tq, D], k [N, Tk, D], [v, 1] [N, Tk, Dv + 1], log weight [N, Tk] -> [N, Tq, Dv]."""
 
     @staticmethod
     @autocast_disabled
     def forward(ctx: Any, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """Compute the sums over the keys, then y_i = S u_i / (z . u_i)."""
-        out = torch.empty_like(q) if v.shape[2] == q.shape[2] else q.new_empty(*q.shape[:2], v.shape[2])
+        out = q.new_empty(*q.shape[:2], v.shape[2] - 1)
         inverse, unraised = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
-        all_sums, all_tops = v.new_empty(len(k), v.shape[2] + 1, kernel.width), weight.new_empty(len(k), 1)
+        all_sums, all_tops = v.new_empty(len(k), v.shape[2], kernel.width), weight.new_empty(len(k), 1)
         # The norm part of the scale is added for all runs at once, the rest run by run.
         weight = kernel.add_norm(k, weight)
 
@@ -79,8 +78,7 @@ class NoncausalAttention(torch.autograd.Function):
                 grad_sums = torch.zeros_like(all_sums[heads])
                 for step in runs(q.shape[1], run_length(kernel)):
                     at = heads, step
-                    grad_number, grad_total = grad_ratio(grad[at], out[at], inverse[at], unraised[at])
-                    g = torch.cat([grad_number, grad_total.unsqueeze(-1)], -1)
+                    g = grad_ratio(grad[at], out[at], inverse[at], unraised[at])
                     phi_q, _ = kernel.values(q[at])
                     # grad S = sum_i g_i u_i^T
                     grad_sums += product(g.mT.contiguous(), phi_q)
@@ -90,11 +88,10 @@ class NoncausalAttention(torch.autograd.Function):
                     phi_k, scale = kernel.values(k[at])
                     share = (weight[at] + (scale - all_tops[heads])).exp_().unsqueeze(-1)
                     # grad [v_j, 1] = b_j grad S f_j
-                    grad_value = product(phi_k, grad_sums.mT).mul_(share)
-                    grad_v[at] = grad_value[..., :-1]
+                    grad_v[at] = product(phi_k, grad_sums.mT).mul_(share)
                     # Euler: [v_j, 1] . grad [v_j, 1]
-                    grad_weight[at] = (v[at] * grad_v[at]).sum(-1) + grad_value[..., -1]
-                    grad_phi_k = product(_append_one(v[at], share), grad_sums)
+                    grad_weight[at] = (v[at] * grad_v[at]).sum(-1)
+                    grad_phi_k = product(v[at] * share, grad_sums)
                     grad_k[at] = kernel.backward(k[at], phi_k, grad_phi_k, grad_weight[at])
 
         parallel_map(work, head_groups(len(q), max(q.shape[1], k.shape[1]), kernel), q.device)
@@ -107,7 +104,7 @@ def _key_sums(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Ten
     Each run has a separate top; at the end all runs are rescaled to the maximum.
     """
     steps = runs(k.shape[1], run_length(kernel))
-    sums = v.new_zeros(len(steps), len(k), v.shape[2] + 1, kernel.width)
+    sums = v.new_zeros(len(steps), len(k), v.shape[2], kernel.width)
     mass, tops = weight.new_zeros(len(steps), len(k), 1), weight.new_empty(len(steps), len(k), 1)
     for number, step in enumerate(steps):
         phi, scale = kernel.values(k[:, step])
@@ -115,15 +112,10 @@ def _key_sums(kernel: Kernel, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Ten
         tops[number] = finite_top(log_weight.amax(-1, keepdim=True))
         share = log_weight.sub_(tops[number]).exp_()
         mass[number] = share.sum(-1, keepdim=True)
-        sums[number] = product(_append_one(v[:, step], share.unsqueeze(-1)).mT.contiguous(), phi)
+        sums[number] = product((v[:, step] * share.unsqueeze(-1)).mT.contiguous(), phi)
     if len(steps) == 1:
         return sums[0], tops[0], mass[0]
     top = tops.amax(0) if steps else finite_top(weight.new_full((len(k), 1), -torch.inf))
     # From the top of each run to the common top.
     kept = (tops - top).exp_()
     return (sums * kept.unsqueeze(-1)).sum(0), top, (mass * kept).sum(0)
-
-
-def _append_one(v: Tensor, share: Tensor) -> Tensor:
-    """Return share * [v, 1], [N, C, Dv + 1], for v [N, C, Dv] and share [N, C, 1]."""
-    return torch.cat([v * share, share], -1)

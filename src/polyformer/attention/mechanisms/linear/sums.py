@@ -1,6 +1,8 @@
 """The sums over keys that a query reads instead of the keys themselves.
 
-S = sum_j w_j v_j phi(k_j)^T        z = sum_j w_j phi(k_j)        y = S phi(q) / (z . phi(q))
+    S = sum_j w_j [v_j, 1] phi(k_j)^T        [n, t] = S phi(q)        y = n / t
+
+The 1 after each value gives the denominators by the same products as the numerators.
 
 Weights are stored as logarithms. The sums contain e^(log weight - top), where `top` is the maximum log weight
 that a query attends to, taken only over the past: it changes with the tokens, is undone exactly, and depends
@@ -10,6 +12,7 @@ neither on the future nor on padding, which has a log weight of -inf.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
@@ -72,6 +75,16 @@ def floor_denominators(total: Tensor, mass: Tensor, floor: float) -> Tensor:
     return torch.where((total if floor else total.abs()) > least, total, least)
 
 
+def append_one(v: Tensor) -> Tensor:
+    """Return [v, 1] for values v [..., Dv]."""
+    return F.pad(v, (0, 1), value=1.0)
+
+
+def divide(ratio: Tensor, mass: Tensor, floor: float) -> Tensor:
+    """Return y = n / t [..., Dv] for ratio = [n, t] and mass [...]."""
+    return ratio[..., :-1] / floor_denominators(ratio[..., -1], mass, floor).unsqueeze(-1)
+
+
 def invert_denominators(total: Tensor, mass: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """Return 1 / denominator, and the same with zeros where the denominator was raised to its floor."""
     raised = floor_denominators(total, mass, floor)
@@ -79,13 +92,14 @@ def invert_denominators(total: Tensor, mass: Tensor, floor: float) -> tuple[Tens
     return inverse, inverse * (raised == total)
 
 
-def grad_ratio(grad: Tensor, out: Tensor, inverse: Tensor, unraised: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of numerators [N, C, Dv] and denominators [N, C] of out = numerator / denominator.
+def grad_ratio(grad: Tensor, out: Tensor, inverse: Tensor, unraised: Tensor) -> Tensor:
+    """Return the gradients of [n, t], [N, C, Dv + 1], of out = n / t.
 
-    grad_numerator = grad / denominator        grad_denominator = -(grad . out) / denominator
+    grad n = grad / t        grad t = -(grad . out) / t
     """
     # A raised denominator is a constant, so `unraised` is 0 there.
-    return grad * inverse.unsqueeze(-1), -(grad * out).sum(-1) * unraised
+    grad_total = (grad * out).sum(-1, keepdim=True).neg_() * unraised.unsqueeze(-1)
+    return torch.cat([grad * inverse.unsqueeze(-1), grad_total], -1)
 
 
 RUN = 128
@@ -100,35 +114,28 @@ LEAST_RUN = 64
 
 
 class Sums(NamedTuple):
-    """S [N, Dv, M] and z [N, M], both times e^-top; top and mass [N].
+    """S [N, Dv + 1, M] times e^-top; top and mass [N].
 
     `top` is the maximum log weight so far, decayed to the present token; `mass` the sum of e^(weight - top).
     """
 
-    numerators: Tensor
-    denominators: Tensor
+    table: Tensor
     top: Tensor
     mass: Tensor
 
 
 def empty_sums(heads: int, width: int, kernel: Kernel) -> Sums:
     """Return the sums before the first key, for values of `width` dimensions."""
-    table = kernel.directions
-    none = table.new_zeros(heads)
-    return Sums(
-        table.new_zeros(heads, width, kernel.width),
-        table.new_zeros(heads, kernel.width),
-        none - torch.inf,
-        none,
-    )
+    none = kernel.directions.new_zeros(heads)
+    return Sums(none.new_zeros(heads, width + 1, kernel.width), none - torch.inf, none)
 
 
 def recurrent_step(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
 ) -> tuple[Tensor, Sums]:
-    """Return the output [N, 1, Dv] of one token per row, and the next sums.
+    """Return the output [N, 1, Dv] of one token per row, [v, 1] being v [N, 1, Dv + 1], and the next sums.
 
-    S = e^decay S + e^weight v phi(k)^T, and z likewise.
+    S = e^decay S + e^weight [v, 1] phi(k)^T
     """
     (phi_q, _), (phi_k, scale) = kernel.values(q[:, 0]), kernel.features(k[:, 0])
     weight = weight[:, 0] + scale
@@ -137,22 +144,10 @@ def recurrent_step(
     top = torch.maximum(weight, past_top).detach()
     share, kept = ((x - finite_top(top)).exp().unsqueeze(-1) for x in (weight, past_top))
     value = (v[:, 0] * share).unsqueeze(2)
-    numerators = torch.baddbmm(past.numerators * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
-    denominators = past.denominators * kept + phi_k * share
+    table = torch.baddbmm(past.table * kept.unsqueeze(-1), value, phi_k.unsqueeze(1))
     mass = (past.mass * kept.squeeze(-1) + share.squeeze(-1)).detach()
-    total = floor_denominators((denominators * phi_q).sum(-1), mass, kernel.least)
-    out = matrix_vector(numerators, phi_q) / total.unsqueeze(-1)
-    return out.unsqueeze(1), Sums(numerators, denominators, top, mass)
-
-
-def matrix_vector(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return matrix [N, C, M] times vector [N, M], [N, C]."""
-    return torch.bmm(matrix, vector.unsqueeze(-1)).squeeze(-1)
-
-
-def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return the sums [N, M] of rows [N, C, M] with weights [N, C]."""
-    return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+    out = divide(torch.bmm(table, phi_q.unsqueeze(-1)).squeeze(-1), mass, kernel.least)
+    return out.unsqueeze(1), Sums(table, top, mass)
 
 
 def head_groups(heads: int, length: int, kernel: Kernel) -> list[slice]:
