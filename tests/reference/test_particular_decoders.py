@@ -19,6 +19,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.checkpoints.families import gpt_neo
+from polyformer.models.checkpoints.load import model_of_tensors
 from polyformer.models.checkpoints.save import find_family
 from polyformer.models.presets import MODELS, model_config
 
@@ -219,3 +220,15 @@ def test_a_released_deepseek_predicts_only_the_next_token(tmp_path: Path):
     save_file({**tensors, "model.layers.60.eh_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="unknown tensor in the checkpoint"):
         polyformer.from_pretrained(tmp_path)
+
+
+def test_two_tensors_of_one_of_ours_have_one_size():
+    theirs = their_model("qwen3_5_text", "ForCausalLM")
+    tensors, layer = theirs.state_dict(), "model.layers.0.linear_attn"
+    joined = torch.cat([tensors[f"{layer}.in_proj_{name}.weight"] for name in "ba"])
+    # As many rows together as before.
+    tensors |= {f"{layer}.in_proj_b.weight": joined[:3], f"{layer}.in_proj_a.weight": joined[3:]}
+    with pytest.raises(
+        InputError, match=r"in_proj_b.weight' makes .* of shape \(3, 24\), .* shape \(4, 24\)"
+    ):
+        model_of_tensors({**theirs.config.to_dict(), "architectures": ["Qwen3_5ForCausalLM"]}, tensors)
