@@ -70,7 +70,8 @@ class Encoder:
             raise InputError(f"max_length: expected 2 tokens or more, got {max_length}")
         if batch_tokens < 1:
             raise InputError(f"batch_tokens: expected 1 or more, got {batch_tokens}")
-        self.head = None if pooling is None else EmbedConfig(pooling=pooling, normalize=normalize)
+        options = {"pooling": pooling, "normalize": normalize}
+        self.head = None if pooling is None else EmbedConfig.from_dict(options)
         self.model = _model(folder, device, self.head)
         config = self.model.config
         assert isinstance(config, ModelConfig)

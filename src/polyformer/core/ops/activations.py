@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ def quick_gelu(x: Tensor) -> Tensor:
     """Return x sigmoid(1.702 x), an approximation of GELU (Hendrycks and Gimpel 2016, section 2)."""
     return x * torch.sigmoid(1.702 * x)
 
+
+ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "quick_gelu"]
+"""The type of an option that names an activation."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

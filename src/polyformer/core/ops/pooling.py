@@ -1,17 +1,14 @@
 """Pooling of a sequence to one vector: the first or last real token, or the mean or maximum of all."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError
 
-POOLINGS = ("first", "last", "mean", "max")
-
-
-def check_pooling(name: str) -> None:
-    """Raise `InputError` unless `name` is a pooling."""
-    if name not in POOLINGS:
-        raise unknown("pooling", name, POOLINGS)
+Pooling = Literal["first", "last", "mean", "max"]
+"""The type of an option that names a pooling."""
 
 
 def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ops.activations import ActivationName
 
 Tree = dict[str, Any]
 
@@ -57,7 +58,7 @@ def choice(theirs: str, default: Any, names: Mapping[Any, Any], *ours: str) -> O
 
 
 # Their names of activations, with ours.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, ActivationName] = {
     "gelu": "gelu",
     "relu": "relu",
     "gelu_new": "gelu_tanh",

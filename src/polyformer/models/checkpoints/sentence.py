@@ -8,12 +8,13 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import read_json, write_json
+from polyformer.core.ops.pooling import Pooling
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
 MODULES = "modules.json"
 # Their names, in newer and in older folders, with ours.
-POOLINGS = {
+POOLINGS: dict[str, Pooling] = {
     "cls": "first",
     "mean": "mean",
     "max": "max",
@@ -76,7 +77,7 @@ def write_modules(config: ModelConfig, folder: Path) -> bool:
     return True
 
 
-def _pooling(path: Path) -> str:
+def _pooling(path: Path) -> Pooling:
     """Return the only pooling in a module's configuration."""
     described = read_json(path, dict)
     modes = [name for name, on in described.items() if name.startswith("pooling_mode_") and on]

@@ -14,16 +14,13 @@ half precision too.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import unknown
 from polyformer.core.ops.norms import NormConfig
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
-
-JOINS = ("mean", "concat")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,15 +30,11 @@ class ReversibleConfig(BlockConfig):
     The outputs are y1 = x1 + dropout(F(norm(x2))) and y2 = x2 + dropout(G(norm(y1))).
     """
 
-    join: str = "mean"  # joins the two streams at the end of the stack: "mean" or "concat"
+    join: Literal["mean", "concat"] = "mean"  # of the two streams, at the end of the stack
 
     kind: ClassVar[str] = "reversible"
     paper: ClassVar[str] = "Gomez et al. 2017, section 3.1; Kitaev et al. 2020 (Reformer), section 3"
     reversible: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.join not in JOINS:
-            raise unknown("join", self.join, JOINS)
 
     def width(self, hidden_size: int) -> int:
         """Return hidden_size, or twice hidden_size if the streams are concatenated."""

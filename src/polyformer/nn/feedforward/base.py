@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -40,12 +40,9 @@ class SizedConfig(FeedForwardConfig):
     """Base of the feed-forwards with an inner layer of `intermediate_size` channels."""
 
     intermediate_size: PositiveInt = 2048
-    activation: str = "relu"
+    activation: ActivationName = "relu"
     bias: bool = True
     inner_dropout: Probability = 0.0  # of the inner layer, after the activation
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
 
 
 class FeedForward(nn.Module):

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, activated
 from polyformer.core.ranges import FiniteFloat, PositiveFloat
@@ -26,7 +26,7 @@ class GatedConfig(SizedConfig):
     "quick_gelu", `clamp` 7, `up_offset` 1 and biases.
     """
 
-    activation: str = "silu"
+    activation: ActivationName = "silu"
     bias: bool = False
     clamp: PositiveFloat | None = None  # of the linear projection, and above only of the activated one
     up_offset: FiniteFloat = 0.0  # added to the linear projection

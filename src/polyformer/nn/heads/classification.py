@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.pooling import check_pooling, pool
+from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
-from polyformer.nn.heads.problem_types import check_problem, label_loss, mean_cross_entropy, random_labels
+from polyformer.nn.heads.problem_types import Problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
 
 
@@ -30,14 +30,14 @@ class ClassifyConfig(HeadConfig):
     """
 
     num_labels: PositiveInt = 2
-    pooling: str = "first"
+    pooling: Pooling = "first"
     hidden: bool = True
-    activation: str = "tanh"  # of that layer
+    activation: ActivationName = "tanh"  # of that layer
     bias: bool = True  # of the last layer
     dropout: Probability = 0.1
     drops_twice: bool = False  # dropout before that layer too, as in RoBERTa
     marks_first: bool = False  # the first token is global if the caller marks none, as in Longformer
-    problem: str | None = None
+    problem: Problem | None = None
     end_token: int | None = None
     transform: TransformConfig | None = None  # instead of the tanh layer
 
@@ -45,9 +45,6 @@ class ClassifyConfig(HeadConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 4.1"
 
     def __post_init__(self) -> None:
-        check_pooling(self.pooling)
-        activation(self.activation)
-        check_problem(self.problem)
         if self.hidden and self.transform is not None:
             raise InputError("hidden, transform: a head has only one of them; set hidden to False")
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.labels import IGNORED, check_labels
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.linear import ExactLinear, Linear
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
@@ -25,13 +25,10 @@ class DetectConfig(HeadConfig):
     A layer with an activation, and a logit for every token: above 0 if the token was replaced.
     """
 
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
 
     kind: ClassVar[str] = "detect"
     paper: ClassVar[str] = "Clark et al. 2020, section 2"
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
 
     def build(self, shape: HeadShape) -> "Detect":
         return Detect(shape.hidden_size, self)

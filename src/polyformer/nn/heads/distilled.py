@@ -16,7 +16,7 @@ from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import pool
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
-from polyformer.nn.heads.problem_types import check_problem, label_loss, random_labels
+from polyformer.nn.heads.problem_types import Problem, label_loss, random_labels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,11 @@ class DistilledConfig(HeadConfig):
 
     num_labels: PositiveInt = 2
     dropout: Probability = 0.0
-    problem: str | None = None
+    problem: Problem | None = None
 
     kind: ClassVar[str] = "distilled"
     paper: ClassVar[str] = "Touvron et al. 2021 (DeiT), section 4"
     pooling: ClassVar[str] = "first"
-
-    def __post_init__(self) -> None:
-        check_problem(self.problem)
 
     def build(self, shape: HeadShape) -> "Distilled":
         return Distilled(shape.hidden_size, self)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.pooling import check_pooling, pool
+from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
 
@@ -21,17 +21,13 @@ class EmbedConfig(HeadConfig):
     layer with an activation, before.
     """
 
-    pooling: str = "mean"
+    pooling: Pooling = "mean"
     hidden: bool = False
-    activation: str = "tanh"  # of that layer
+    activation: ActivationName = "tanh"  # of that layer
     normalize: bool = True
 
     kind: ClassVar[str] = "embed"
     paper: ClassVar[str] = "Reimers and Gurevych 2019, section 3"
-
-    def __post_init__(self) -> None:
-        check_pooling(self.pooling)
-        activation(self.activation)
 
     def reusable_modules(self) -> dict[str, str]:
         """Return the layer after pooling as BERT's pooler."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from polyformer.attention.positions import Learned
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ranges import PositiveInt, Wording
@@ -21,7 +21,7 @@ class MaskedConfig(VocabularyConfig):
     It applies BERT's transform (dense, activation, norm) before the vocabulary matrix.
     """
 
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     eps: float = 1e-12  # of the norm
     dense_bias: bool = True
     norm_bias: bool = True
@@ -29,9 +29,6 @@ class MaskedConfig(VocabularyConfig):
 
     kind: ClassVar[str] = "masked"
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1, task 1"
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
 
     def reusable_modules(self) -> dict[str, str]:
         """Return the whole head as the part that predicts masked tokens."""

@@ -7,21 +7,17 @@
 | regression   | [..., n] numbers, or [...] of 1 | items and numbers, of (logit - label)^2               |
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import bounds
 from polyformer.core.labels import check_labels
 
-PROBLEMS = ("single_label", "multi_label", "regression")
-
-
-def check_problem(name: str | None) -> None:
-    """Raise `InputError` unless `name` is a problem, or None."""
-    if name is not None and name not in PROBLEMS:
-        raise unknown("problem", name, PROBLEMS)
+Problem = Literal["single_label", "multi_label", "regression"]
 
 
 def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:

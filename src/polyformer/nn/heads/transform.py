@@ -5,7 +5,7 @@ import dataclasses
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
@@ -16,13 +16,10 @@ from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability
 class TransformConfig(Config):
     """The transform norm(act(W h)), as before BERT's vocabulary, here without biases. Warner et al. 2024."""
 
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     eps: PositiveFloat = 1e-5  # of the norm
     dense_bias: bool = False
     norm_bias: bool = False
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
 
     def build(self, width: int) -> "Transform":
         return Transform(width, self)
@@ -34,12 +31,9 @@ class ResidualConfig(Config):
     question answering. Zaheer et al. 2020, appendix E.2 (question answering)."""
 
     intermediate_size: PositiveInt = 3072
-    activation: str = "gelu"
+    activation: ActivationName = "gelu"
     eps: PositiveFloat = 1e-12  # of the norm
     dropout: Probability = 0.1  # of h before W_1, and of the term that is added to h
-
-    def __post_init__(self) -> None:
-        activation(self.activation)
 
     def build(self, width: int) -> "ResidualTransform":
         return ResidualTransform(width, self)
