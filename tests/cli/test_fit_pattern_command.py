@@ -51,11 +51,13 @@ def test_a_pattern_is_found_compared_and_applied(
         assert mechanism.pattern == Pattern.from_text(pattern)
 
 
-def test_wrong_options_are_one_line(fit: Callable[..., int], capsys: pytest.CaptureFixture[str]):
+def test_wrong_options_are_one_line(fit: Callable[..., int], text: str, capsys: pytest.CaptureFixture[str]):
     for words, expected in (
         (("--budget", "1.5"), "budget: expected a share of all pairs"),
         (("--budget", "much"), "--budget: expected numbers"),
-        (("--recall", "2"), "--recall: requires --evaluate TEXT"),
+        (("--probe", "vt"), "--probe: requires --evaluate TEXT"),
+        (("--evaluate", text, "--probe", "vt"), "lengths: vt: the shortest prompt"),
+        (("--figure", "heads.jpeg"), "--figure 'heads.jpeg'"),
         (("--evaluate", "missing.txt"), "missing.txt: cannot be read"),
     ):
         capsys.readouterr()

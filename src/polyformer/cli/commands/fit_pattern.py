@@ -7,37 +7,39 @@ attention. No weight changes. The result is an expression for `polyformer conver
 `from_pretrained`. It fits texts of --length tokens: shorter texts are computed more densely.
 
 With --evaluate, compares the dense model with the pattern at every budget: perplexity (of masked tokens for
-an encoder; for an embedding model the similarity of its vectors), speed, and with --recall whether a decoder
-finds numbers hidden in the text. Use a text that is not in --text.
+an encoder; for an embedding model the similarity of its vectors), speed, and with --probe the scores of a
+decoder in tasks of `polyformer probe`. Use a text that is not in --text.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Interval
 
-from polyformer.cli.commands.model_and_texts import load, token_rows
+from polyformer.cli.commands.model_and_texts import CHARACTERS, ModelAndTexts, load, token_rows
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.pattern_fitting import FittedPattern
-    from polyformer.cli.commands.before_after import Comparison
+    from polyformer.cli.plots.fitted_pattern import FitQuality
     from polyformer.models.architectures import Transformer
 
 EXAMPLES = """examples:
   polyformer fit-pattern smollm2.gguf --text valid.txt --budget 0.25 --out pattern.txt
   polyformer convert smollm2.gguf sparse --attention "$(cat pattern.txt)"
   polyformer fit-pattern minilm-dir --text notes.txt --length 512 --texts 8 --figure heads.png
-  polyformer fit-pattern smollm2.gguf --text valid.txt --budget 0.05,0.1,0.25 --evaluate test.txt --recall 20
+  polyformer fit-pattern smollm2.gguf --text valid.txt --evaluate test.txt --probe niah_single_2,vt
 """
 
 LONGEST = 8192
 """Largest default length."""
+
+FORMATS = ".png", ".svg"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,12 @@ class FitPatternOptions:
     )
     evaluate: str | None = option("compare dense and sparse attention on this text", metavar="TEXT")
     tokens: PositiveInt = option("with --evaluate: tokens to read (default: 16384)", 16_384)
-    recall: PositiveInt | None = option(
-        "with --evaluate, for a decoder: also hide N numbers in the text, and report the share that the "
-        "models find, as `polyformer probe` with the task niah_single_2"
+    probe: str | None = option(
+        "with --evaluate, for a decoder: tasks of `polyformer probe` in that text, separated by commas, for "
+        "example niah_single_2, which hides numbers",
+        metavar="NAME,...",
     )
+    samples: PositiveInt = option("with --probe: prompts per task (default: 20)", 20)
     device: Device = device()
 
 
@@ -90,20 +94,16 @@ def run(options: FitPatternOptions) -> None:
     from polyformer.applications.pattern_fitting import candidates, check_budget, fit_pattern, head_errors
     from polyformer.core.files import write_output
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.compressed_files import opened
 
-    if options.recall is not None and options.evaluate is None:
-        raise InputError("--recall: requires --evaluate TEXT")
     budgets = parse_numbers("--budget", options.budget)
     # The measurement takes minutes, so a wrong option is an error before it.
     for budget in budgets:
         check_budget(budget)
+    if options.figure is not None and Path(options.figure).suffix.lower() not in FORMATS:
+        raise unknown(f"format of --figure {quote(options.figure)}", Path(options.figure).suffix, FORMATS)
     source = load(options.model, options.text, options.device)
     length = options.length or min(source.model.config.max_position_embeddings, LONGEST)
-    text = None
-    if options.evaluate is not None:
-        with opened(Path(options.evaluate)) as file:
-            text = file.read(32 * max(options.tokens, length))
+    qualities = evaluation(options, source, length)
     rows, start = token_rows(source, source.columns[0], length, options.texts), time.perf_counter()
     with model_threads(source.model):
         errors = head_errors(source.model, rows, candidates(length))
@@ -115,7 +115,7 @@ def run(options: FitPatternOptions) -> None:
     print(f"\n{pattern}" if options.out is None else f"\nwritten to {options.out}")
     if options.out is not None:
         write_output(options.out, f"{pattern}\n".encode())
-    results = [] if text is None else list(compared(options, source.model, length, fits, text))
+    results = [] if qualities is None else list(qualities(fits))
     if options.figure is not None:
         from polyformer.cli.plots.fitted_pattern import draw_fit
 
@@ -148,28 +148,48 @@ def show(budget: float, fitted: "FittedPattern") -> None:
     console.print(table)
 
 
-def compared(
-    options: FitPatternOptions, model: "Transformer", length: int, fits: "list[FittedPattern]", text: str
-) -> "Iterator[Comparison]":
-    """Yield the comparison of dense attention with each fit on `text`, and print it as a row of a table."""
-    from dataclasses import replace
-    from functools import partial
+def evaluation(
+    options: FitPatternOptions, source: ModelAndTexts, length: int
+) -> "Callable[[list[FittedPattern]], Iterator[FitQuality]] | None":
+    """Return a function that yields the quality of each fit, and prints it compared with dense attention.
 
-    from polyformer.applications.probing import read_text
-    from polyformer.cli.commands.before_after import compare, comparison_table
-    from polyformer.cli.commands.recall import recall
-    from polyformer.data.tokenizer_loading import load_tokenizer
+    None without --evaluate. Raises `InputError` for wrong options of the evaluation.
+    """
+    from polyformer.applications.probing import ProbeConfig, probe, prompts, read_text
+    from polyformer.cli.commands.before_after import Comparison, comparison_table, measure, text_reader
+    from polyformer.cli.commands.recall import probed
+    from polyformer.cli.plots.fitted_pattern import FitQuality
+    from polyformer.data.compressed_files import opened
     from polyformer.models.checkpoints import convert
 
-    assert options.evaluate is not None
-    tokenizer = load_tokenizer(options.model)
-    ids = tokenizer.encode(text)
-    for fitted in fits:
-        sparse, _ = convert(model, fitted.pattern)
-        (row,) = compare(model, sparse, tokenizer, ids, [length], options.tokens)
-        if options.recall is not None:
-            find = partial(recall, tokenizer, read_text(options.evaluate, "text"), options.recall)
-            row = replace(row, recall=(find(model, length), find(sparse, length)))
-        heading, *lines = comparison_table([row])
-        print("\n".join([f"\n{fitted.share:.2%} of the pairs, dense -> sparse:", heading, *lines]))
-        yield row
+    names = [] if options.probe is None else [name.strip() for name in options.probe.split(",")]
+    if options.evaluate is None:
+        if names:
+            raise InputError("--probe: requires --evaluate TEXT")
+        return None
+    with opened(Path(options.evaluate)) as file:
+        ids = source.tokenizer.encode(file.read(CHARACTERS * max(options.tokens, length)))
+    read = text_reader(source.model, source.tokenizer)
+    pieces = [*read.pieces(ids, length, max(1, options.tokens // length))]
+    if not pieces:
+        raise InputError(f"--evaluate: expected more than {length} tokens, got {len(ids)}; use a longer text")
+    config, text = ProbeConfig(samples=options.samples), read_text(options.evaluate, "text")
+    for name in names:
+        prompts(name, length, probed(source.model, source.tokenizer), text, config)
+
+    def scores(model: "Transformer") -> dict[str, float]:
+        results = probe(probed(model, source.tokenizer), names, [length], text, config) if names else []
+        return {result.task: result.score for result in results}
+
+    def qualities(fits: "list[FittedPattern]") -> "Iterator[FitQuality]":
+        dense, before = measure(source.model, read, pieces, length), scores(source.model)
+        for fitted in fits:
+            sparse, _ = convert(source.model, fitted.pattern)
+            row = Comparison(length, dense, measure(sparse, read, pieces, length), read.embeds)
+            after = scores(sparse)
+            heading, *lines = comparison_table([row])
+            lines += [f"  {name}: {before[name]:.1%} -> {after[name]:.1%}" for name in names]
+            print("\n".join([f"\n{fitted.share:.2%} of the pairs, dense -> sparse:", heading, *lines]))
+            yield FitQuality(row, before, after)
+
+    return qualities

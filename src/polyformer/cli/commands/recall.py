@@ -16,12 +16,17 @@ def recall(
 
     None for a length that is too long for the model or too short for the prompt.
     """
-    config, begin = ProbeConfig(samples=samples, max_new_tokens=NEW_TOKENS), list[int]()
-    if model.config.origin is None and tokenizer.backend.post_processor is None:
-        begin = [token for token in (tokenizer.bos_id,) if token is not None]  # as the task lm
-    probed = ProbedModel.of(model, tokenizer, lambda prompt: [*begin, *tokenizer.encode_prompt(prompt)])
+    config = ProbeConfig(samples=samples, max_new_tokens=NEW_TOKENS)
     try:
-        (result,) = probe(probed, ["niah_single_2"], [length], text, config)
+        (result,) = probe(probed(model, tokenizer), ["niah_single_2"], [length], text, config)
     except InputError:
         return None
     return result.score
+
+
+def probed(model: Transformer, tokenizer: Tokenizer) -> ProbedModel:
+    """Return the view of a decoder that reads prompts with the first token of its training."""
+    begin = list[int]()
+    if model.config.origin is None and tokenizer.backend.post_processor is None:
+        begin = [token for token in (tokenizer.bos_id,) if token is not None]  # as the task lm
+    return ProbedModel.of(model, tokenizer, lambda prompt: [*begin, *tokenizer.encode_prompt(prompt)])

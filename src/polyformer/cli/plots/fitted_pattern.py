@@ -1,7 +1,8 @@
 """The figure of a fitted pattern: what every head got, and the quality at each budget."""
 
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import Write
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class FitQuality:
+    """Dense and sparse attention compared on a text. before, after: the scores of tasks, from 0 to 1."""
+
+    row: Comparison
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
 def short_text(pattern: Pattern) -> str:
     """Return the expression of a pattern without the names of options."""
     return re.sub(r"\w+=", "", pattern.to_text())
@@ -19,7 +29,7 @@ def short_text(pattern: Pattern) -> str:
 
 def draw_fit(
     fits: Sequence[FittedPattern],
-    results: Sequence[Comparison],
+    results: Sequence[FitQuality],
     title: str,
     path: Path,
     write: Write,
@@ -45,13 +55,13 @@ def draw_fit(
     save_figure(figure, path, write)
 
 
-def _draw_quality(axes: Any, fits: Sequence[FittedPattern], results: Sequence[Comparison]) -> None:
-    """Draw perplexity, or the similarity of vectors, and recall, by the share of the pairs."""
+def _draw_quality(axes: Any, fits: Sequence[FittedPattern], results: Sequence[FitQuality]) -> None:
+    """Draw perplexity, or the similarity of vectors, and the scores of tasks, by the share of the pairs."""
     shares = [fit.share for fit in fits]
-    name = "similarity" if results[0].embeds else "perplexity / dense"
-    axes.plot(shares, [quality(row) for row in results], marker="o", label=name)
-    if all(row.recall[1] is not None for row in results):
-        axes.plot(shares, [row.recall[1] for row in results], marker="s", label="recall")
+    name = "similarity" if results[0].row.embeds else "perplexity / dense"
+    axes.plot(shares, [quality(result.row) for result in results], marker="o", label=name)
+    for task in results[0].after:
+        axes.plot(shares, [result.after[task] for result in results], marker="s", label=task)
     axes.set(xlabel="share of all pairs", xscale="log")
     axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
     axes.minorticks_off()
