@@ -1,21 +1,25 @@
 """Patterns for every head: their measured errors, the choice under a budget, and the fitted model."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
+import polyformer
 from polyformer.applications.pattern_fitting import candidates, choose, fit_pattern, head_errors, pair_counts
 from polyformer.applications.pattern_fitting.choosing import limit_options
+from polyformer.applications.pattern_fitting.copied_spans import CUE, SPAN, number_of_copies, with_copies
 from polyformer.applications.pattern_fitting.errors import query_runs
 from polyformer.attention.functional.request import observed
 from polyformer.attention.patterns import Full, Global, Pattern, PerHead, PerLayer, Strided, Window
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
-from polyformer.models.checkpoints import convert
+from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.models.presets import create_model
 
 LENGTH = 21
@@ -40,51 +44,71 @@ def texts(count: int, length: int = LENGTH) -> list[list[int]]:
     return torch.randint(30, (count, length), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def allowed(pattern: Pattern, causal: bool) -> torch.Tensor:
-    i, j = torch.arange(LENGTH).view(-1, 1), torch.arange(LENGTH)
-    mask = pattern.mask_mod(Context(LENGTH, LENGTH))(torch.zeros(1), torch.zeros(1), i, j)
-    return (mask & (j <= i) if causal else mask).expand(LENGTH, LENGTH)
+def allowed(pattern: Pattern, causal: bool, length: int = LENGTH) -> torch.Tensor:
+    i, j = torch.arange(length).view(-1, 1), torch.arange(length)
+    mask = pattern.mask_mod(Context(length, length))(torch.zeros(1), torch.zeros(1), i, j)
+    return (mask & (j <= i) if causal else mask).expand(length, length)
 
 
-def by_definition(model: Transformer, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return errors and lost mass [L, H, C] of one text, from dense matrices of all pairs."""
+def by_definition(model: Transformer, row: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return errors and lost mass [L, H, C] of one text, from dense matrices of all pairs.
+
+    Copies weigh as much as the text before them.
+    """
     outputs: list[torch.Tensor] = []
-    causal = model.decoder is not None
+    causal, length = model.decoder is not None, len(row)
+    text = with_copies(row, number_of_copies(length) if causal else 0)
     for attention in attentions(model):
         attention.mechanism.register_forward_hook(lambda m, a, y: outputs.append(y[0]))
     with observed() as requests:
-        ids = torch.tensor([text])
+        ids, labels = torch.tensor([text.ids]), torch.tensor([text.labels])
         if causal:
-            loss = model(ids, labels=ids).loss * LENGTH  # type: ignore[operator]
+            loss = model(ids, labels=labels).loss * (labels >= 0).sum()  # type: ignore[operator]
         else:
             logits = model(ids).logits
             loss = (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))).sum()
-    errors, lost = [], []
+    errors, lost, counts = [], [], torch.ones(length)
+    counts[text.start :] = text.start / max(1, length - text.start)
     for request, g in zip(requests, torch.autograd.grad(loss, outputs)):
         k, v = (x[0].repeat_interleave(request.groups, 0) for x in (request.k, request.v))
         scores = request.q[0] @ k.mT * request.scale
-        weights = scores.masked_fill(~allowed(Full(), causal), -torch.inf).softmax(-1)
+        weights = scores.masked_fill(~allowed(Full(), causal, length), -torch.inf).softmax(-1)
         for pattern in PATTERNS:
-            kept = weights * allowed(pattern, causal)
+            kept = weights * allowed(pattern, causal, length)
             mass = kept.sum(-1)
             d = kept @ v / mass[..., None] - weights @ v
             squares = (g[0] * d).sum(-1) ** 2 + (g[0] ** 2).sum(-1) * (d**2).sum(-1) / d.shape[-1]
-            errors.append(squares.sum(-1))
-            lost.append((1 - mass).mean(-1))
+            errors.append((squares * counts).sum(-1))
+            lost.append(((1 - mass) * counts).sum(-1) / counts.sum())
     shape = len(requests), len(PATTERNS), -1
     return tuple(torch.stack(x).view(shape).mT.detach().double() for x in (errors, lost))  # type: ignore
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
-def test_errors_and_masses_equal_those_of_dense_matrices(kind: str):
+@pytest.mark.parametrize(("kind", "length"), [("decoder", LENGTH), ("encoder", LENGTH), ("decoder", 300)])
+def test_errors_and_masses_equal_those_of_dense_matrices(kind: str, length: int):
     model = decoder() if kind == "decoder" else model_of("encoder-tiny", head="embed")
-    rows = texts(2)
+    rows = texts(2, length)
     measured = head_errors(model, rows, PATTERNS)
     expected = [by_definition(model, row) for row in rows]
     errors, lost = (sum(x) for x in zip(*expected))
     torch.testing.assert_close(measured.errors, errors, rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(measured.lost, lost / 2, rtol=1e-4, atol=1e-6)
-    assert measured.costs.tolist() == [int(allowed(p, kind == "decoder").sum()) for p in PATTERNS]
+    causal = kind == "decoder"
+    assert measured.costs.tolist() == [int(allowed(p, causal, length).sum()) for p in PATTERNS]
+
+
+def test_a_text_ends_with_copies_of_spans_at_all_distances():
+    row = list(range(1000))
+    text = with_copies(row, number_of_copies(1000))
+    assert text.ids[: text.start] == row[: text.start] == text.labels[: text.start]
+    copies = [text.ids[i : i + SPAN] for i in range(text.start, 1000, SPAN)]
+    firsts = sorted(span[0] for span in copies)
+    assert len(copies) == 3
+    assert all(span == row[span[0] : span[0] + SPAN] for span in copies)
+    assert np.diff([0, *firsts, text.start]).max() < text.start / 2
+    for i, span in zip(range(text.start, 1000, SPAN), copies):
+        assert text.labels[i : i + SPAN] == [-100] * CUE + span[CUE:]
+    assert with_copies(row[:200], number_of_copies(200)).ids == row[:200]
 
 
 def test_the_measurement_repeats_bitwise_and_leaves_the_model_as_it_was():
@@ -169,9 +193,30 @@ def test_what_cannot_be_fitted_is_refused():
         head_errors(model_of("transformer-tiny"), texts(1), PATTERNS)
 
 
-@pytest.mark.parametrize("length", [21, 256, 257, 5000])
-def test_the_queries_of_the_runs_stand_for_the_whole_text(length: int):
-    runs = query_runs(length)
+@pytest.mark.parametrize(("length", "start"), [(21, 21), (512, 512), (513, 513), (5000, 4488)])
+def test_the_queries_of_the_runs_stand_for_the_whole_text(length: int, start: int):
+    runs = query_runs(length, start)
     assert (runs[0].start, runs[-1].stop) == (0, length)
     assert all(a.stop <= b.start for a, b in itertools.pairwise(runs))
-    assert sum(run.weight * (run.stop - run.start) for run in runs) == pytest.approx(length)
+    for some in ([run for run in runs if run.stop <= start], [run for run in runs if run.start >= start]):
+        counted = sum(run.weight * (run.stop - run.start) for run in some)
+        assert counted == pytest.approx(start if some else 0)
+    assert sum(run.stop - run.start for run in runs if run.start >= start) == length - start
+
+
+def test_a_fitted_text_is_taken_by_every_way_to_apply_it(tmp_path: Path):
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 30, "hidden_size": 32, "intermediate_size": 48}
+    config = transformers.LlamaConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    dense, rows = from_pretrained(tmp_path), texts(2, 64)
+    text = fit_pattern(head_errors(dense, rows, candidates(64)), 0.3).pattern.to_text()
+    assert "PerHead" in text
+    ids = torch.tensor(rows)
+    expected = polyformer.attach(theirs, text)(ids).logits
+    assert not torch.allclose(expected, dense(ids).logits, atol=1e-3)
+    for model in (from_pretrained(tmp_path, attention=text), convert(dense, text)[0]):
+        torch.testing.assert_close(model(ids).logits, expected)

@@ -14,8 +14,9 @@ The first term is the Fisher matrix of each token from a single gradient. The se
 directions, which reduces the noise of the first. On SmolLM2 both together choose better than either of them,
 and much better than the lost mass.
 
-The weights are exact. They are computed for `RUNS` runs of `WIDTH` queries, spread over the text, from
-queries and keys that the pass leaves, so memory does not grow with the square of the length.
+The weights are exact. They are computed for `RUNS` runs of `WIDTH` queries, spread over the text, and for
+the copies that end a decoder's text (`copied_spans`), from queries and keys that the pass leaves, so memory
+does not grow with the square of the length.
 """
 
 import contextlib
@@ -26,21 +27,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.pattern_fitting.candidates import pair_counts, pair_masks
+from polyformer.applications.pattern_fitting.candidates import pair_counts
+from polyformer.applications.pattern_fitting.copied_spans import TextWithCopies, number_of_copies, with_copies
+from polyformer.applications.pattern_fitting.nested import QueryRun, nested_outputs, nested_steps
 from polyformer.attention.functional.exact_weights import ExactWeights
 from polyformer.attention.functional.request import Request, observed
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Full, Pattern
 from polyformer.core.errors import InputError
+from polyformer.core.labels import IGNORED
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack import Stack
 
-RUNS, WIDTH = 16, 16
+RUNS, WIDTH = 32, 16
 """The queries of a text with computed weights: runs, and queries in each."""
-
-DENSE = 0.9
-"""The share of keys from which a product with all keys is faster than a selection of them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,46 +69,40 @@ def head_errors(model: Transformer, rows: Sequence[Sequence[int]], patterns: Seq
     stack = _stack(model)
     length, layers = len(rows[0]), len(stack.layers)
     context = Context(length, length, causal=model.decoder is not None)
-    measure = _Measurement(patterns, context, layers)
+    copies = number_of_copies(length) if model.head.predicts_next else 0
+    texts = [with_copies(row, copies) for row in rows]
+    measure = _Measurement(patterns, context, query_runs(length, texts[0].start), layers)
     with _differentiable(model, stack), measure.hooked(stack), torch.enable_grad(), observed() as requests:
         measure.requests = requests
-        for row in rows:
-            _loss(model, torch.tensor([row], device=next(model.parameters()).device)).backward()
-    seen = length * len(rows)
+        for text in texts:
+            _loss(model, text).backward()
+    seen = sum(run.weight * (run.stop - run.start) for run in measure.runs) * len(rows)
     errors, lost = torch.stack(measure.errors), torch.stack(measure.lost) / seen
     return HeadErrors(tuple(patterns), pair_counts(patterns, context), errors, lost)
 
 
-@dataclasses.dataclass(frozen=True)
-class QueryRun:
-    """The queries start <= i < stop, each for `weight` queries of the text."""
+def query_runs(length: int, start: int) -> list[QueryRun]:
+    """Return runs of queries spread over a text, and all queries of the copies from `start` on.
 
-    start: int
-    stop: int
-    weight: float = 1.0
-
-
-def query_runs(length: int) -> list[QueryRun]:
-    """Return runs of queries spread over a text; all queries of a text of up to 256 tokens.
-
-    The first and the last run count once, because the output may be read from the first or the last
-    token only.
+    All copies together weigh as much as the rest of the text. Up to 512 other queries are all measured. Their
+    first and last run count once, because the output may be read from the first or the last token only.
     """
-    if length <= RUNS * WIDTH:
-        return [QueryRun(start, min(start + WIDTH, length)) for start in range(0, length, WIDTH)]
-    weight = (length - 2 * WIDTH) / ((RUNS - 2) * WIDTH)
-    starts = [number * (length - WIDTH) // (RUNS - 1) for number in range(RUNS)]
-    inner = [QueryRun(start, start + WIDTH, weight) for start in starts[1:-1]]
-    return [QueryRun(0, WIDTH), *inner, QueryRun(starts[-1], length)]
+    weight = start / max(1, length - start)
+    copied = [QueryRun(i, min(i + WIDTH, length), weight) for i in range(start, length, WIDTH)]
+    if start <= RUNS * WIDTH:
+        return [QueryRun(i, min(i + WIDTH, start)) for i in range(0, start, WIDTH)] + copied
+    weight = (start - 2 * WIDTH) / ((RUNS - 2) * WIDTH)
+    starts = [number * (start - WIDTH) // (RUNS - 1) for number in range(RUNS)]
+    inner = [QueryRun(i, i + WIDTH, weight) for i in starts[1:-1]]
+    return [QueryRun(0, WIDTH), *inner, QueryRun(starts[-1], start), *copied]
 
 
 class _Measurement:
     """The sums over texts of what each layer measures in the backward pass."""
 
-    def __init__(self, patterns: Sequence[Pattern], context: Context, layers: int):
-        self.runs = query_runs(context.q_len)
-        self.rows = torch.cat([torch.arange(run.start, run.stop) for run in self.runs])
-        self.masks = [pair_masks(pattern, context, self.rows) for pattern in patterns]
+    def __init__(self, patterns: Sequence[Pattern], context: Context, runs: Sequence[QueryRun], layers: int):
+        self.runs = runs
+        self.steps = nested_steps(patterns, context, runs)
         self.errors: list[Any] = [0.0] * layers
         self.lost: list[Any] = [0.0] * layers
         self.requests: list[Request] = []
@@ -138,30 +133,17 @@ class _Measurement:
     def _add(self, layer: int, request: Request, gradient: Tensor) -> None:
         """Add the measurements of one text to the sums of a layer; gradient: [1, H, T, D]."""
         weights, v = ExactWeights(request), request.v[0].detach().repeat_interleave(request.groups, 0).float()
-        errors = torch.zeros(len(v), len(self.masks), dtype=torch.float64)
-        lost, first = torch.zeros_like(errors), 0
-        for run in self.runs:
-            tile = weights.tile(run.start, run.stop)
+        errors = torch.zeros(len(v), len(self.steps[0]), dtype=torch.float64)
+        lost = torch.zeros_like(errors)
+        for run, steps in zip(self.runs, self.steps):
+            # A dense layer reads the keys from the first on, so a key is its own column.
+            tile = weights.tile(run.start, run.stop).weights
             g = gradient[0, :, run.start : run.stop].float()
-            dense, rows = tile.weights @ v[:, tile.columns], slice(first, first + run.stop - run.start)
-            for number, masks in enumerate(self.masks):
-                mask = masks[rows][:, tile.columns.cpu()].to(v.device)
-                outputs, mass = _restricted(tile.weights, v[:, tile.columns], mask)
-                changes = _squared_changes(outputs - dense, g).sum(-1).cpu()
-                errors[:, number] += run.weight * changes
+            dense = tile @ v[:, : tile.shape[-1]]
+            for number, (outputs, mass) in enumerate(nested_outputs(tile, v, steps)):
+                errors[:, number] += run.weight * _squared_changes(outputs - dense, g).sum(-1).cpu()
                 lost[:, number] += run.weight * (1 - mass.double()).sum(-1).cpu()
-            first = rows.stop
         self.errors[layer], self.lost[layer] = self.errors[layer] + errors, self.lost[layer] + lost
-
-
-def _restricted(weights: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs [H, R, D] over the keys of `mask` [R, K], and the mass of these keys [H, R]."""
-    keys = mask.any(0).nonzero().flatten()
-    if len(keys) < DENSE * len(mask[0]):
-        weights, v, mask = weights[..., keys], v[:, keys], mask[:, keys]
-    kept = weights * mask
-    mass = kept.sum(-1)
-    return (kept @ v) / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1), mass
 
 
 def _squared_changes(d: Tensor, g: Tensor) -> Tensor:
@@ -194,12 +176,14 @@ def _is_dense(pattern: Pattern | None, layer: int) -> bool:
     return pattern is None or isinstance(pattern.layer_pattern(layer), Full)
 
 
-def _loss(model: Transformer, ids: Tensor) -> Tensor:
-    """Return the sum of the losses of all tokens, or the same random projection of the outputs."""
+def _loss(model: Transformer, text: TextWithCopies) -> Tensor:
+    """Return the sum of the losses of all labelled tokens, or the same random projection of the outputs."""
+    device = next(model.parameters()).device
+    ids, labels = torch.tensor([text.ids], device=device), torch.tensor([text.labels], device=device)
     if model.head.predicts_next:
-        loss = model(ids, labels=ids).loss
+        loss = model(ids, labels=labels).loss
         assert loss is not None
-        return loss * ids.numel()
+        return loss * (labels != IGNORED).sum()
     outputs = model(ids).logits
     # The square of g . d is then, on average, the squared change of the output vector.
     directions = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0))
