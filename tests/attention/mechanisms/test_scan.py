@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms import GatedDeltaConfig, GLAConfig, LinearAttentionConfig, SSDConfig
 from polyformer.attention.mechanisms.base import Mechanism
+from polyformer.attention.mechanisms.recurrence import base
 from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig, RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
 from polyformer.core.errors import InputError
@@ -97,10 +98,12 @@ GROUPS = RecurrentHeadsConfig(key_heads=2, value_heads=4, key_size=WIDTH, value_
 
 
 @pytest.mark.parametrize("kind", [GatedDeltaConfig, GLAConfig, SSDConfig], ids=lambda kind: kind.kind)
-def test_heads_of_a_group_share_queries_and_keys(kind: type[RecurrenceConfig]):
-    """Both forms with biased convolutions and padding on the left: outputs and gradients.
+def test_heads_of_a_group_share_queries_and_keys(
+    kind: type[RecurrenceConfig], monkeypatch: pytest.MonkeyPatch
+):
+    """Both forms with biased convolutions, documents and padding on the left: outputs and gradients.
 
-    The chunks read the text in two calls.
+    The chunks read the text in two calls, and in segments of 8 tokens.
     """
     torch.manual_seed(4)
     config = kind(heads=GROUPS, short_convolution=3, convolution_bias=True)
@@ -111,15 +114,18 @@ def test_heads_of_a_group_share_queries_and_keys(kind: type[RecurrenceConfig]):
     v = torch.cat([v, v.flip(2)], 1)
     gates = torch.randn(ROWS, LENGTH, sum(config.gate_sizes(7, 1).values()), dtype=torch.float64)
     valid = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
+    doc = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(ROWS, -1)
 
     def part(start: int, stop: int, state: State | None, form: Mechanism) -> tuple[Tensor, State | None]:
-        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop])
+        docs, own = doc[:, :stop], doc[:, start:stop]
+        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop], q_doc=own, kv_doc=docs)
         tokens = (x[:, :, start:stop] for x in (q, k, v))
         return form(*tokens, context, state, None, gates[:, start:stop])
 
+    expected = part(0, LENGTH, None, plain)[0]
+    monkeypatch.setattr(base, "SEGMENT", 8)
     first, state = part(0, 9, module.new_state(0), module)
     actual = torch.cat([first, part(9, LENGTH, state, module)[0]], 2)
-    expected = part(0, LENGTH, None, plain)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     leaves = [q, k, *module.parameters()], [q, k, *plain.parameters()]
     slopes = [torch.autograd.grad(y.square().sum(), x) for y, x in zip((actual, expected), leaves)]

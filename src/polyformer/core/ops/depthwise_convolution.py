@@ -28,22 +28,25 @@ def depthwise_convolution(
     if doc is not None:
         doc = doc.expand(len(x), -1)
     before = 0 if past is None else past.shape[1]
-    if past is not None:
-        if doc is not None:
-            doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
-        x = torch.cat([past.to(x.dtype), x], 1)
+    if past is not None and doc is not None:
+        doc = torch.cat([doc.new_zeros(len(x), before) if past_doc is None else past_doc, doc], 1)
     # A causal convolution reads only backwards; otherwise it is centred.
     left = width - 1 if causal else (width - 1) // 2
-    padded = F.pad(x, (0, 0, left - before, width - 1 - left))
+    earlier = x[:, :0] if past is None else past.to(x.dtype)
+    padded = torch.cat([F.pad(earlier, (0, 0, left - before, 0)), x], 1)
+    if not causal:
+        padded = F.pad(padded, (0, 0, 0, width - 1 - left))
     # Numbers beyond the text do not matter: `padded` is zero there.
     numbers = None if doc is None else F.pad(doc, (left - before, width - 1 - left))
-    y = torch.zeros_like(x[:, before:])
     # A sum over w shifted copies.
+    y = None
     for tap in range(width):
         neighbours = padded[:, tap : tap + length]
         if doc is not None and numbers is not None:
             same = numbers[:, tap : tap + length] == doc[:, before:]
             neighbours = neighbours.masked_fill(~same.unsqueeze(-1), 0)
-        y = torch.addcmul(y, neighbours, taps[tap])
-    last = slice(max(0, x.shape[1] - width + 1), None)
-    return y, x[:, last], None if doc is None else doc[:, last]
+        y = neighbours * taps[tap] if y is None else y.addcmul_(neighbours, taps[tap])
+    assert y is not None
+    kept = min(width - 1, before + length)
+    tokens = padded[:, left + length - kept : left + length]
+    return y, tokens, None if doc is None else doc[:, before + length - kept :]

@@ -15,7 +15,7 @@ stack do not change them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -32,7 +32,7 @@ from polyformer.attention.mechanisms.base import (
     ProjectedHeads,
     check_head_size,
 )
-from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
+from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs, chunked_scan, recurrence
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.depthwise_convolution import depthwise_convolution
@@ -184,21 +184,40 @@ class Recurrence(Mechanism):
         assert isinstance(state, RecurrentState | None)
         past, dtype, queries = state or RecurrentState(), q.dtype, q.shape[2]
         with without_autocast(q):
-            # Keys without queries get queries of zeros, and their outputs are dropped.
-            q = F.pad(at_least_float32(q), (0, 0, k.shape[2] - queries, 0))
-            k, v = at_least_float32(k), at_least_float32(v)
+            q, k, v = (at_least_float32(x) for x in (q, k, v))
+            if k.shape[2] > queries:
+                # Keys without queries get queries of zeros, and their outputs are dropped.
+                q = F.pad(q, (0, 0, k.shape[2] - queries, 0))
             table = self._gates(k, gates)
             if self.config.heads is None:  # every head has taps of its keys
                 k, v = for_heads(k, self.num_heads), for_heads(v, self.num_heads)
-            q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
-            scan = self._masked(self.inputs(q, k, v, table), context, past)
-            if recording():
-                self._record(scan, context, past, queries)
-            y, matrix = self._scan(scan, context, past.matrix)
-            y = self.output(y, v, table)[:, :, -queries:].to(dtype)
+            outputs = []
+            for span, part in _segments(k, context):
+                gate = {name: x[:, span] for name, x in table.items()}
+                y, past = self._run(q[:, :, span], k[:, :, span], v[:, :, span], gate, part, past)
+                outputs.append(y.transpose(1, 2))
+            # Joined in the layout that the projection of the output reads.
+            y = torch.cat(outputs, 1).transpose(1, 2)[:, :, -queries:].to(dtype)
             if context.kv_valid is not None:
                 y = y.masked_fill(~context.kv_valid[:, None, -queries:, None].bool(), 0)
-        return y, None if state is None else RecurrentState(matrix, tokens, docs)
+        return y, None if state is None else past
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: dict[str, Tensor],
+        context: Context,
+        past: RecurrentState,
+    ) -> tuple[Tensor, RecurrentState]:
+        """Return the outputs of successive tokens, and the state after them."""
+        q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
+        scan = self._masked(self.inputs(q, k, v, table), context, past)
+        if recording():
+            self._record(scan, context, past, context.q_len)
+        y, matrix = self._scan(scan, context, past.matrix)
+        return self.output(y, v, table), RecurrentState(matrix, tokens, docs)
 
     def per_head(self, gate: Tensor) -> Tensor:
         """Return a gate [B, T, H c] by heads, [B, H, T, c]."""
@@ -275,6 +294,23 @@ class Recurrence(Mechanism):
                 scan = scan.by_heads()
                 y = y - (scan.q * scan.k).sum(-1, keepdim=True) * scan.v
         return y, matrix
+
+
+def _segments(k: Tensor, context: Context) -> Iterator[tuple[slice, Context]]:
+    """Yield runs of the tokens of keys [B, H, T, D] that are computed together, and their contexts.
+
+    On a CPU all intermediate results of a run stay in a core's cache.
+    """
+    length, before = k.shape[2], context.kv_len - k.shape[2]
+    if not context.causal or not k.is_cpu or recording() or length <= SEGMENT:
+        yield slice(0, length), context
+        return
+    for start in range(0, length, SEGMENT):
+        span = slice(start, min(start + SEGMENT, length))
+        size, last = span.stop - start, before + span.stop
+        valid, doc = (None if x is None else x[..., :last] for x in (context.kv_valid, context.kv_doc))
+        own = None if doc is None else doc[..., last - size :]
+        yield span, Context(size, last, causal=True, kv_valid=valid, q_doc=own, kv_doc=doc)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ This is a triangular system (the WY form of products of Householder matrices); w
 and the next state follow from it by matrix products, so only the state passes from chunk to chunk. All
 exponents are at most 0, so decays never overflow. A chunk of all tokens is the parallel form.
 
-If decays are numbers and nothing is erased, heads may share queries and keys: then they share the products of
-both, and the matrices of a group are multiplied as a single one (`_scan_by_groups`).
+If decays are numbers, heads that share queries and keys share their products, and the matrices of a group are
+multiplied as a single one (`_scan_by_groups`).
 
 Yang et al. 2024 (GLA), section 4; Yang et al. 2024 (DeltaNet), section 3.2; Yang et al. 2025 (Gated
 DeltaNet), section 3.3. Cost per token and head: 2 D Dv products, C (D + Dv) in a chunk of C tokens, and as
@@ -122,8 +122,8 @@ def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> 
     size = size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
     if length == 1:
         return recurrence(tokens, state)
-    number = tokens.erase is None and (tokens.decay is None or tokens.decay.shape[-1] == 1)
-    scan = _scan_by_groups if number and tokens.q.shape[1] < tokens.v.shape[1] else _scan_by_heads
+    number = tokens.decay is None or tokens.decay.shape[-1] == 1
+    scan = _scan_by_groups if number else _scan_by_channels
     outputs = []
     for segment in tokens.split(max(size, SEGMENT)) if tokens.q.is_cpu else [tokens]:
         # Few tokens need no more than the next power of 2.
@@ -131,50 +131,60 @@ def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> 
         short = min(size, 1 << (count - 1).bit_length())
         y, state = scan(segment.padded(-count % short), state, short)
         outputs.append(y[:, :, :count])
-    return torch.cat(outputs, 2), state
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state
 
 
 def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the next state of T tokens, T a multiple of `size`, without erasing:
+    """Return the outputs and the next state of T tokens, T a multiple of `size`, for decays per head.
 
-    y_i = exp(F_i) q_i^T S + sum_(j <= i) (q_i . k_j) exp(F_i - F_j) v_j
-    S' = exp(F_C) S + sum_j k_j (exp(F_C - F_j) v_j)^T
+    u = (1 + A)^-1 (v - b exp(F) k S)        A_ij = b_i (k_i . k_j) exp(F_i - F_j) for j < i
+    y = exp(F) q S + P u                     P_ij = (q_i . k_j) exp(F_i - F_j) for j <= i
+    S' = exp(F_C) S + k^T (exp(F_C - F) u)
     """
-    groups = tokens.q.shape[1]
+    groups, (batch, heads) = tokens.q.shape[1], tokens.v.shape[:2]
     q, k = (x.unflatten(2, (-1, size)) for x in (tokens.q, tokens.k))  # [B, G, n, C, D]
-    v = tokens.v.unflatten(2, (-1, size)).unflatten(1, (groups, -1))  # [B, G, h, n, C, Dv]
-    allowed, first, last = allowed_pairs(tokens.starts, size, v)
-    products, read, write, kept = (q @ k.mT).unsqueeze(2), first, last, None
-    if tokens.decay is None:
-        pairs = products.masked_fill(~allowed, 0)
-    else:
-        sums = tokens.decay.unflatten(2, (-1, size)).unflatten(1, (groups, -1)).cumsum(4)
+    v, decay, erase = (  # [B, G, h, n, C, ...]
+        None if x is None else x.unflatten(2, (-1, size)).unflatten(1, (groups, -1))
+        for x in (tokens.v, tokens.decay, tokens.erase)
+    )
+    assert v is not None
+    allowed, read, write = allowed_pairs(tokens.starts, size, v)
+    weights, kept = allowed.to(v.dtype), None if read is None else read[..., -1:, :]
+    if decay is not None:
+        sums = decay.cumsum(4)
         total = sums[..., -1:, :]
-        pairs = products * (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
-        read, write, kept = _product(sums.exp(), first), _product((total - sums).exp(), last), total.exp()
-    if first is not None:
-        kept = _product(first[..., -1:, :], kept)
-    # The values of a group's heads side by side: [B, G, n, C, h Dv]; the states: [B, G, n, D, h, Dv].
-    weighted = (v if write is None else v * write).movedim(2, 4).flatten(4)
-    added = (k.mT @ weighted).unflatten(-1, (v.shape[2], -1)).unbind(2)
-    held = [None] * len(added) if kept is None else kept.movedim(2, 4).unbind(2)
-    current, states = state.unflatten(1, (groups, -1)).movedim(2, 3), []
-    for new, share in zip(added, held):
-        states.append(current)
-        current = new + (current if share is None else share * current)
-    outside = (q @ torch.stack(states, 2).flatten(4)).unflatten(-1, (v.shape[2], -1)).movedim(4, 2)
-    y = pairs @ v + (outside if read is None else outside * read)
-    return y.flatten(1, 2).flatten(2, 3), current.movedim(3, 2).flatten(1, 2)
+        # Masked before the exponential, which may overflow for later keys.
+        weights = (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
+        read, write = _product(sums.exp(), read), _product((total - sums).exp(), write)
+        kept = _product(total.exp(), kept)
+    readers, inverse, lost = q, None, None
+    if erase is not None:
+        inverse = _unit_inverse(erase * weights * (k @ k.mT).unsqueeze(2))
+        readers, lost = torch.cat([q, k], 3), _product(erase, read)
+    pairs = weights * (q @ k.mT).unsqueeze(2)
+    tables = readers, k, pairs, inverse, v, lost, read, write, kept
+    chunks = [[None] * v.shape[3] if x is None else x.unbind(-3) for x in tables]
+    # The states of a group side by side are a single matrix: [B, G, D, h, Dv].
+    state, outputs = state.unflatten(1, (groups, -1)).movedim(2, 3), []
+    for both, key, pair, solve, u, loss, share, late, stays in zip(*chunks):
+        held = (both @ state.flatten(3)).unflatten(3, state.shape[3:]).movedim(3, 2)  # [B, G, h, 2 C, Dv]
+        if solve is not None:
+            u = solve @ (u - loss * held[..., size:, :])
+        outputs.append(pair @ u + _product(held[..., :size, :], share))
+        added = (key.mT @ _product(u, late).movedim(2, 3).flatten(3)).unflatten(3, state.shape[3:])
+        state = added + state if stays is None else torch.addcmul(added, state, stays.movedim(2, 3))
+    y = torch.stack(outputs, 3).view(batch, heads, -1, v.shape[-1])
+    return y, state.movedim(3, 2).flatten(1, 2)
 
 
-def _scan_by_heads(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the next state of T tokens, T a multiple of `size`."""
+def _scan_by_channels(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the next state of T tokens, T a multiple of `size`, for decays per channel."""
     parts = []
     for chunk in Chunks.of(tokens.by_heads(), size).each():
         # u = v - erased S; y = q S + pairs u; S' = kept S + k^T u
         value = chunk.value if chunk.erased is None else chunk.value - chunk.erased @ state
         parts.append(chunk.query @ state + chunk.pairs @ value)
-        state = chunk.key.mT @ value + (state if chunk.kept is None else chunk.kept * state)
+        state = torch.addcmul(chunk.key.mT @ value, state, chunk.kept)
     return torch.cat(parts, 2), state
 
 
@@ -194,6 +204,12 @@ def allowed_pairs(starts: Tensor | None, size: int, v: Tensor) -> tuple[Tensor, 
     return allowed & (document == document.mT), document == 0, document == document[..., -1:, :]
 
 
+def _unit_inverse(a: Tensor) -> Tensor:
+    """Return (1 + A)^-1 for the strict lower triangle A of a [..., C, C]; the rest is not read."""
+    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+    return torch.linalg.solve_triangular(a, unit, upper=False, unitriangular=True)
+
+
 def _product(x: Tensor, y: Tensor | None) -> Tensor:
     """Return x y, or x without y."""
     return x if y is None else x * y
@@ -209,7 +225,7 @@ class Chunks:
         key: the keys of the values in the state after the chunk, [.., C, D].
         value: v, or the solution of the triangular system for an empty state, [.., C, Dv].
         erased: what the values lose for each key of the state, [.., C, D]; None without `erase`.
-        kept: what the chunk leaves of the state before it, [.., D or 1, 1]; None for all.
+        kept: what the chunk leaves of the state before it, [.., D, 1].
     """
 
     query: Tensor
@@ -217,32 +233,27 @@ class Chunks:
     key: Tensor
     value: Tensor
     erased: Tensor | None
-    kept: Tensor | None
+    kept: Tensor
 
     @staticmethod
     def of(tokens: ScanInputs, size: int) -> "Chunks":
         """Return the chunks of T tokens, T a multiple of `size`."""
-        q, k, v = (x.unflatten(2, (-1, size)) for x in (tokens.q, tokens.k, tokens.v))
-        decay, erase = (
-            None if x is None else x.unflatten(2, (-1, size)) for x in (tokens.decay, tokens.erase)
-        )
-        sums = None if decay is None else decay.cumsum(3)
+        assert tokens.decay is not None
+        q, k, v, decay = (x.unflatten(2, (-1, size)) for x in (tokens.q, tokens.k, tokens.v, tokens.decay))
+        sums = decay.cumsum(3)
         allowed, first, last = allowed_pairs(tokens.starts, size, v)
-        query, before, key, kept = q, k, k, None
-        if sums is not None:
-            from_state, total = sums.exp(), sums[:, :, :, -1:]
-            query, before, key = q * from_state, k * from_state, k * (total - sums).exp()
-            kept = total.exp().mT
+        from_state, total = sums.exp(), sums[:, :, :, -1:]
+        query, before, key = q * from_state, k * from_state, k * (total - sums).exp()
+        kept = total.exp().mT
         if first is not None and last is not None:
             query, before, key = query * first, before * first, key * last
-            kept = first[:, :, :, -1:] * (1.0 if kept is None else kept)
-        pairs = decayed_products(q, k, sums, allowed)
+            kept = first[:, :, :, -1:] * kept
+        pairs = products_by_halves(q, k, sums).masked_fill(~allowed, 0)
         erased = None
-        if erase is not None:
-            # u + A u = v - b before S, with A strictly lower triangular: the diagonal is not read.
-            system = erase * decayed_products(k, k, sums, allowed).tril(-1)
-            unit = torch.eye(size, dtype=k.dtype, device=k.device).expand_as(system)
-            inverse = torch.linalg.solve_triangular(system, unit, upper=False, unitriangular=True)
+        if tokens.erase is not None:
+            # u + A u = v - b before S
+            erase = tokens.erase.unflatten(2, (-1, size))
+            inverse = _unit_inverse(erase * products_by_halves(k, k, sums).masked_fill(~allowed, 0))
             v, erased = inverse @ v, inverse @ (erase * before)
         return Chunks(query, pairs, key, v, erased, kept)
 
@@ -251,19 +262,6 @@ class Chunks:
         tables = {name: x.unbind(2) for name, x in vars(self).items() if x is not None}
         for chunk in range(self.query.shape[2]):
             yield dataclasses.replace(self, **{name: x[chunk] for name, x in tables.items()})
-
-
-def decayed_products(a: Tensor, b: Tensor, sums: Tensor | None, allowed: Tensor) -> Tensor:
-    """Return sum_d a_id b_jd exp(F_id - F_jd) [.., C, C] for allowed pairs, 0 elsewhere.
-
-    a, b: [.., C, D]. sums: F, [.., C, 1 or D]; None for zeros. allowed: [.., C, C], only j <= i.
-    """
-    if sums is None:
-        return (a @ b.mT).masked_fill(~allowed, 0)
-    if sums.shape[-1] == 1:
-        # Masked before the exponential, which may overflow for later keys.
-        return a @ b.mT * (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
-    return products_by_halves(a, b, sums).masked_fill(~allowed, 0)
 
 
 def products_by_halves(a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
