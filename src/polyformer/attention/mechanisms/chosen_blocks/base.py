@@ -9,7 +9,6 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.request import score_scale
-from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.attention.mechanisms.base import MechanismBackend, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.mechanisms.chosen_blocks.choice import (
@@ -20,7 +19,7 @@ from polyformer.attention.mechanisms.chosen_blocks.choice import (
     block_scores,
     block_table,
 )
-from polyformer.attention.mechanisms.chosen_blocks.gathered import gathered_attention
+from polyformer.attention.mechanisms.chosen_blocks.gathered import with_chosen_blocks
 from polyformer.attention.mechanisms.chosen_blocks.near_blocks import NearBlocks
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
@@ -101,8 +100,11 @@ class ChosenBlocks(CachedAttention):
             )
             scale = score_scale(self.config.scale, q.shape[3])
             exact_q, exact_k, exact_v = (at_least_float32(x) for x in (q, k, v))
-            y, lse = gathered_attention(exact_q, exact_k, exact_v, chosen, table, scale)
-            return join_by_lse([y, near.to(y.dtype)], [lse, near_lse.to(y.dtype)])[0].to(q.dtype)
+            sums = at_least_float32(near), at_least_float32(near_lse)
+            y = with_chosen_blocks(exact_q, exact_k, exact_v, sums, chosen, table, scale)
+        if y is None:
+            return self._masked(q, k, v, context, position, table, chosen)
+        return y.to(q.dtype)
 
     def _masked(
         self,

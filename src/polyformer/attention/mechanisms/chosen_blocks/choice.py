@@ -106,14 +106,15 @@ def block_scores(q: Tensor, summaries: Tensor) -> Tensor:
 def best_blocks(scores: Tensor, table: BlockTable, count: int) -> Tensor:
     """Return whether each query ranks a block among its `count` best others: [B, H, Tq, N] of bool.
 
-    scores: [B, H, Tq, N]. Equal scores, and scores that are not finite, are in no fixed order.
+    scores: [B, H, Tq, N], which are overwritten. Equal scores, and scores that are not finite, are in no
+    fixed order.
     """
     if scores.is_meta:
         # Any choice costs the same: the first blocks.
         some = table.others & (table.others.cumsum(-1) <= count)
         return some.unsqueeze(1).expand(scores.shape[0], scores.shape[1], -1, -1)
-    scores = scores.masked_fill(~table.others.unsqueeze(1), -torch.inf)
-    best = scores.topk(min(count, scores.shape[3]), dim=-1)
+    scores.masked_fill_(~table.others.unsqueeze(1), -torch.inf)
+    best = scores.topk(min(count, scores.shape[3]), dim=-1, sorted=False)
     chosen = torch.zeros_like(scores, dtype=torch.bool)
     return chosen.scatter_(3, best.indices, best.values > -torch.inf)
 
