@@ -121,7 +121,8 @@ class NativeSparse(ChosenBlocks):
             )
         if weights:
             record(torch.cat([share * w for share, w in zip(shares, weights, strict=True)], -1))
-        return (shares * torch.stack(branches)).sum(0), state
+        summary, block, recent = (share * y for share, y in zip(shares, branches, strict=True))
+        return summary + block + recent, state
 
     def over_summaries(self, q: Tensor, k: Tensor, v: Tensor, table: BlockTable) -> tuple[Tensor, Tensor]:
         """Return attention to the summaries [B, H, Tq, D], and the importance of blocks [B, Hkv, Tq, N]."""
