@@ -280,7 +280,9 @@ class Qwen35Moe(Qwen35):
     model_type = "qwen3_5_moe_text"
     class_prefix = "Qwen3_5Moe"
     template = Qwen35.template.override("feedforward", EXPERTS)
-    config_mapping = with_defaults(Qwen35.config_mapping, {"hidden_size": 2048, "num_hidden_layers": 40})
+    config_mapping = with_defaults(
+        Qwen35.config_mapping, {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
+    )
     required: ClassVar = Qwen3Next.required
     other_options: ClassVar = {
         **{name: value for name, value in Qwen35.other_options.items() if name != "intermediate_size"},
