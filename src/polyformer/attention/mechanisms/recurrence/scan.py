@@ -122,8 +122,8 @@ def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> 
     size = size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
     if length == 1:
         return recurrence(tokens, state)
-    number = tokens.decay is None or tokens.decay.shape[-1] == 1
-    scan = _scan_by_groups if number else _scan_by_channels
+    per_head = tokens.decay is None or tokens.decay.shape[-1] == 1
+    scan = _scan_by_groups if per_head else _scan_by_channels
     outputs = []
     for segment in tokens.split(max(size, SEGMENT)) if tokens.q.is_cpu else [tokens]:
         # Few tokens need no more than the next power of 2.
@@ -157,19 +157,19 @@ def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tenso
         weights = (sums - sums.mT).masked_fill(~allowed, -torch.inf).exp()
         read, write = _product(sums.exp(), read), _product((total - sums).exp(), write)
         kept = _product(total.exp(), kept)
-    readers, inverse, lost = q, None, None
+    readers, inverse, rates = q, None, None
     if erase is not None:
         inverse = _unit_inverse(erase * weights * (k @ k.mT).unsqueeze(2))
-        readers, lost = torch.cat([q, k], 3), _product(erase, read)
+        readers, rates = torch.cat([q, k], 3), _product(erase, read)
     pairs = weights * (q @ k.mT).unsqueeze(2)
-    tables = readers, k, pairs, inverse, v, lost, read, write, kept
+    tables = readers, k, pairs, inverse, v, rates, read, write, kept
     chunks = [[None] * v.shape[3] if x is None else x.unbind(-3) for x in tables]
     # The states of a group side by side are a single matrix: [B, G, D, h, Dv].
     state, outputs = state.unflatten(1, (groups, -1)).movedim(2, 3), []
-    for both, key, pair, solve, u, loss, share, late, stays in zip(*chunks):
+    for both, key, pair, solve, u, rate, share, late, stays in zip(*chunks):
         held = (both @ state.flatten(3)).unflatten(3, state.shape[3:]).movedim(3, 2)  # [B, G, h, 2 C, Dv]
         if solve is not None:
-            u = solve @ (u - loss * held[..., size:, :])
+            u = solve @ (u - rate * held[..., size:, :])
         outputs.append(pair @ u + _product(held[..., :size, :], share))
         added = (key.mT @ _product(u, late).movedim(2, 3).flatten(3)).unflatten(3, state.shape[3:])
         state = added + state if stays is None else torch.addcmul(added, state, stays.movedim(2, 3))
