@@ -29,7 +29,7 @@ class QueryRun:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NestedStep:
-    """The keys [K] that a pattern adds to those of the pattern `base`, and for which queries, `mask` [R, K].
+    """The keys [K] that a pattern adds to the keys of `base`, and the queries that see them, `mask` [R, K].
 
     base: an index into the list of patterns; None for no keys.
     """

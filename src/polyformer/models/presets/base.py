@@ -77,7 +77,7 @@ def register_variants(description: str, variants: Mapping[str, tuple[Any, ...]])
     Args:
         description: as for `register_sizes`.
         variants: the name of a preset -> its row: the preset that it changes, the overrides, and texts for
-            `description`, the last of which may be left out.
+            `description` (the last text is optional).
     """
     sizes = {name: ((preset, changes), *texts, "") for name, (preset, changes, *texts) in variants.items()}
     register_sizes(description, sizes)(model_config)

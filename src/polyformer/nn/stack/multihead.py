@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
         return self.mechanism.extended(state, rotate(q, k, context, position, self._site())[1], v)
 
     def _projected(self, x: Tensor, read: Tensor, active: Active | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries of x, and what a cache has of `read`, all before positions."""
+        """Return the queries of x, and the cached tensors of `read`, all before positions."""
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         if read is x and self.key is not None:
             q, k, v = linears(x, (self.query, self.key, self.value))
@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
         return self._queries(x, active), *self._cached(read)
 
     def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a cache has of [B, T, E], before positions: keys and values."""
+        """Return the cached tensors of [B, T, E], before positions: keys and values."""
         return self.keys_and_values(read)
 
     def _attend(

@@ -27,8 +27,8 @@ def with_chosen_blocks(
     """Return attention over the near and the chosen blocks [B, H, Tq, Dv].
 
     q [B, H, Tq, D], k [B, Hkv, Tk, D], v [B, Hkv, Tk, Dv]; near: the outputs and the log-sum-exp of the near
-    blocks; chosen [B, H, Tq, N] of bool. None if scores exceed those of the near blocks by so much that sums
-    may overflow.
+    blocks; chosen [B, H, Tq, N] of bool. None if scores exceed the near scores by an amount at which sums may
+    overflow.
     """
     batch, heads = q.shape[:2]
     groups = heads // k.shape[1]
@@ -46,7 +46,7 @@ def with_chosen_blocks(
             for head in range(kv_head * groups, (kv_head + 1) * groups):
                 own = row, head
                 _add_blocks(q[own], keys, values, chosen[own], out[own], total[own])
-    # The root leaves room for the values.
+    # Below the root of the largest number, products with values do not overflow.
     if not q.is_meta and not (total < torch.finfo(q.dtype).max ** 0.5).all():
         return None
     return out.div_(total.masked_fill_(total == 0, 1).unsqueeze(-1))
