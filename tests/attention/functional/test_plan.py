@@ -12,7 +12,7 @@ from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import block_masks, definition, flex, sdpa
 from polyformer.attention.functional.plan import BACKENDS
 from polyformer.attention.mechanisms.spans import Spans
-from polyformer.attention.patterns import Causal, Fixed, Global, PerHead, Strided, Window
+from polyformer.attention.patterns import Causal, Fixed, Full, Global, PerHead, Strided, Window
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
@@ -54,6 +54,15 @@ CALLS = {
     "short documents": Call(["sdpa"], context=packed(*[8] * 5), length=40),
     "documents by name": Call(["tiled"], {"backend": "tiled"}, packed(200, 120)),
     "score function": Call(["tiled"], {"score_mod": lambda score, b, h, i, j: score * 0.5}),
+    "masks by head": Call(
+        ["sdpa", "sdpa"], {"pattern": PerHead([Window(700), Full()])}, length=1500, heads=(2, 1)
+    ),
+    "shares by head": Call(
+        ["tiled", "sdpa"],
+        {"pattern": PerHead([*[Window(3)] * 3, Full()])},
+        length=800,
+        heads=(4, 2),
+    ),
     "heads": Call(
         ["tiled", "sdpa"],  # one head alone is small enough for a mask
         {"pattern": PerHead([*[Window(3)] * 3, Window(5)])},

@@ -63,6 +63,7 @@ def test_a_mask_without_padding_is_left_out() -> None:
     [
         {"attention": "Full()"},
         {"attention": "PerLayer([Window(3), Full()])"},
+        {"attention": "PerHead([Window(3), Full()])"},
         {"attention": "performer"},
         {"memory": "recurrent", "position": "transformer_xl"},
     ],

@@ -1,9 +1,9 @@
-"""Reading a long prompt in chunks, for a decoder with windows or other sparse patterns in all layers.
+"""Reading a long prompt in chunks, for a decoder with windows or other sparse patterns in all heads.
 
 A pass of n tokens writes n * F numbers in several steps of each layer (F the intermediate size). Beyond a few
 thousand tokens they leave every cache, and the allocator returns their memory to the system after each step.
-Chunks reuse it, and apart from the KV cache, only the last hidden states grow with n. Dense attention reads a
-prompt at once: the fused kernels are the fastest for as many queries as keys.
+Chunks reuse it, and apart from the KV cache, only the last hidden states grow with n. Models with a dense
+head read a prompt at once: the fused kernels are the fastest for equally many queries and keys.
 """
 
 import dataclasses
@@ -21,6 +21,9 @@ from polyformer.nn.stack import LayerState, Stack
 CHUNK = 1024
 """Tokens of each row in a chunk."""
 
+DENSE = Full(), Causal()
+"""Patterns of dense attention."""
+
 
 def reads_in_chunks(stack: Stack | None, state: ModelState, input_ids: Tensor) -> bool:
     """Return whether chunks are faster for a prompt [B, T], and the same: every layer has only a KV cache."""
@@ -28,9 +31,11 @@ def reads_in_chunks(stack: Stack | None, state: ModelState, input_ids: Tensor) -
         return False
     if stack.depth is not None or stack.memory is not None or not isinstance(stack.mechanism, SoftmaxConfig):
         return False
-    dense = None, Full(), Causal()
     patterns = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
-    return all(pattern not in dense for pattern in patterns) and all(map(_has_cache_only, state.layers))
+    heads = range(stack.sequence[0].attention.config.num_attention_heads)
+    if any(pattern is None or pattern.head_pattern(head) in DENSE for pattern in patterns for head in heads):
+        return False
+    return all(map(_has_cache_only, state.layers))
 
 
 def _has_cache_only(layer: LayerState) -> bool:

@@ -5,6 +5,7 @@ and no gradient is required.
 """
 
 import dataclasses
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -65,13 +66,17 @@ def refuses(request: Request) -> str | None:
         return "torch has no fused kernel for dropout here and draws its numbers slowly"
     if (pattern := request.pattern) is None or _plain(request) is not None:
         return None
-    if batch * pairs > (limit := _mask_limit(request)):
+    # On a CPU, masks that differ by head cost more than a call for each pattern.
+    masks = batch * (heads if not cuda and pattern.head_pattern(0) != pattern else 1)
+    if masks * pairs > (limit := _mask_limit(request)):
         return f"its mask would have more than {limit} entries"
     # So few pairs are nothing to a GPU, and reading the tables of a layout waits for it; tracing cannot read.
     if cuda or torch.compiler.is_compiling() or isinstance(request.context.offset, Tensor):
         return None
     if batch * heads * pairs * width >= SPARSE_FROM:
-        share = request.context.once(("share", pattern), lambda: _share(pattern, request.context))
+        share = request.context.once(
+            ("share", pattern, heads), lambda: _share(pattern, heads, request.context)
+        )
         # Other backends skip the keys that the layout does not list.
         if share < 0.5:
             return f"it would compute every pair and the pattern needs {share:.0%} of them"
@@ -244,11 +249,15 @@ def _mask(pattern: Pattern, request: Request, numbers: torch.dtype | None) -> tu
     return added.masked_fill_(~(mask | empty), -torch.inf), empty
 
 
-def _share(pattern: Pattern, context: Context) -> float:
-    """Return the fraction of all pairs of query and key that the layout lists."""
-    rows = pattern.layout(context, 128)
-    needed = sum((row.stop - row.start) * count(row.keys.some) for row in rows)
-    return needed / (context.q_len * context.kv_len)
+def _share(pattern: Pattern, heads: int, context: Context) -> float:
+    """Return the fraction of all pairs of query and key that the layouts of the heads list, on average."""
+    patterns = Counter(pattern.head_pattern(head) for head in range(heads))
+    needed = sum(
+        number * (row.stop - row.start) * count(row.keys.some)
+        for own, number in patterns.items()
+        for row in own.layout(context, 128)
+    )
+    return needed / (heads * context.q_len * context.kv_len)
 
 
 def sees_all(request: Request) -> bool:
