@@ -2,9 +2,10 @@
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import InputError, quote, unknown
 
 LINKS = 40
 """The most links that Linux follows from one name."""
@@ -23,6 +24,13 @@ TYPES = {
 def kind_of(status: os.stat_result) -> str:
     """Return the type of a path, in words."""
     return TYPES[stat.S_IFMT(status.st_mode)]
+
+
+def check_format(path: str, formats: Collection[str], name: str) -> None:
+    """Raise `InputError` unless `path`, the value of the option `name`, ends with one of `formats`."""
+    ending = Path(path).suffix
+    if ending.lower() not in formats:
+        raise unknown(f"format of {name} {quote(path)}", ending, formats)
 
 
 def check_file(path: str | Path, name: str = "path") -> None:

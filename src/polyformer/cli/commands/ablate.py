@@ -16,7 +16,7 @@ from annotated_types import Ge
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
 from polyformer.cli.commands.spectrum import default_length
-from polyformer.core.errors import quote, unknown
+from polyformer.core.destinations import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ def run(options: AblateOptions) -> None:
     from polyformer.applications.interventions import ablate
     from polyformer.core.ops.cpu_threads import model_threads
 
-    formats = ".json", ".png", ".svg"
-    if options.out is not None and Path(options.out).suffix.lower() not in formats:
-        raise unknown(f"format of --out {quote(options.out)}", Path(options.out).suffix, formats)
+    if options.out is not None:
+        check_format(options.out, (".json", ".png", ".svg"), "--out")
     overrides = preset_overrides(options.model, options.changes)
     source = load(options.model, options.text, options.device, overrides)
     length = options.length or default_length(source.model)

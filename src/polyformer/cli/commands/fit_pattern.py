@@ -21,7 +21,8 @@ from annotated_types import Interval
 
 from polyformer.cli.commands.model_and_texts import CHARACTERS, ModelAndTexts, load, token_rows
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.destinations import check_format
+from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ EXAMPLES = """examples:
 
 LONGEST = 8192
 """Largest default length."""
-
-FORMATS = ".png", ".svg"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +98,8 @@ def run(options: FitPatternOptions) -> None:
     # The measurement takes minutes, so a wrong option is an error before it.
     for budget in budgets:
         check_budget(budget)
-    if options.figure is not None and Path(options.figure).suffix.lower() not in FORMATS:
-        raise unknown(f"format of --figure {quote(options.figure)}", Path(options.figure).suffix, FORMATS)
+    if options.figure is not None:
+        check_format(options.figure, (".png", ".svg"), "--figure")
     source = load(options.model, options.text, options.device)
     length = options.length or min(source.model.config.max_position_embeddings, LONGEST)
     qualities = evaluation(options, source, length)

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.destinations import check_format
+from polyformer.core.errors import InputError
 from polyformer.core.parsing import parse_yaml
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 LENGTH, BLOCK, HEADS = 64, 16, 4
 LONGEST, FULLEST = 1024, 0.6
 """Without --length, the length doubles until a pattern has at most the share `FULLEST` of all pairs."""
-
-FORMATS = ".png", ".svg"
 
 
 def show_pattern(
@@ -114,8 +113,7 @@ def output_file(out: str | None) -> Path | None:
     """Return the file to draw into; raise `InputError` for an unknown format."""
     if out is None:
         return None
-    if Path(out).suffix.lower() not in FORMATS:
-        raise unknown(f"format of --out {quote(out)}", Path(out).suffix, FORMATS)
+    check_format(out, (".png", ".svg"), "--out")
     return Path(out)
 
 

@@ -15,7 +15,7 @@ from annotated_types import Ge
 
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
-from polyformer.core.errors import quote, unknown
+from polyformer.core.destinations import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def output_file(options: SpectrumOptions) -> Path | None:
     """Return the file to write, None for no file; raise `InputError` for an unknown format."""
     if options.out is None:
         return Path(options.model, "spectrum.png") if Path(options.model).is_dir() else None
-    formats = ".png", ".svg", ".csv"
-    if Path(options.out).suffix.lower() not in formats:
-        raise unknown(f"format of --out {quote(options.out)}", Path(options.out).suffix, formats)
+    check_format(options.out, (".png", ".svg", ".csv"), "--out")
     return Path(options.out)
 
 
