@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.request import Request
-from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.score_steps import steps_of
 from polyformer.core.ops.precision import at_least_float32
@@ -82,9 +81,10 @@ def _columns(request: Request, start: int, stop: int, heads: int) -> Tensor:
     """Return the key slots that some head's query in the range may see."""
     if request.pattern is None:
         return torch.arange(request.context.kv_len)
-    patterns = {request.pattern.head_pattern(head) for head in range(heads)}
     needed = unite(
-        interval for pattern in patterns for interval in pattern.keys(request.context, start, stop).some
+        interval
+        for pattern in request.pattern.heads_by_pattern(heads)
+        for interval in pattern.keys(request.context, start, stop).some
     )
     return torch.cat([torch.arange(0), *(torch.arange(a, b) for a, b in needed)])
 
@@ -94,11 +94,8 @@ def _allowed(request: Request, heads: int, b: Tensor, q_idx: Tensor, columns: Te
     shape = len(q_idx), len(columns)
     if request.pattern is None:
         return torch.ones(1, *shape, dtype=torch.bool, device=columns.device)
-    groups: dict[Pattern, list[int]] = {}
-    for head in range(heads):
-        groups.setdefault(request.pattern.head_pattern(head), []).append(head)
     allowed = torch.empty(heads, *shape, dtype=torch.bool, device=columns.device)
-    for pattern, members in groups.items():
+    for pattern, members in request.pattern.heads_by_pattern(heads).items():
         h = torch.tensor(members, device=columns.device)
         mask = pattern.mask(request.context, b, h.view(1, -1, 1, 1), q_idx, columns)
         allowed[h] = mask.expand(1, len(members), *shape)[0]

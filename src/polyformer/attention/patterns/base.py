@@ -142,6 +142,13 @@ class Pattern:
         """Return the pattern of head `head`; by default the same for all heads. `attend` calls this first."""
         return self
 
+    def heads_by_pattern(self, heads: int) -> "dict[Pattern, list[int]]":
+        """Return the numbers of the heads that have each pattern, of `heads` heads."""
+        groups: dict[Pattern, list[int]] = {}
+        for head in range(heads):
+            groups.setdefault(self.head_pattern(head), []).append(head)
+        return groups
+
     def mask_mod(self, context: Context) -> MaskMod:
         """Return this pattern as a FlexAttention `mask_mod`."""
         return broadcasts(lambda b, h, q_idx, kv_idx: self.allows(context, b, h, q_idx, kv_idx))

@@ -21,7 +21,7 @@ from polyformer.nn.stack import LayerState, Stack
 CHUNK = 1024
 """Tokens of each row in a chunk."""
 
-DENSE = Full(), Causal()
+DENSE = frozenset({Full(), Causal()})
 """Patterns of dense attention."""
 
 
@@ -32,8 +32,8 @@ def reads_in_chunks(stack: Stack | None, state: ModelState, input_ids: Tensor) -
     if stack.depth is not None or stack.memory is not None or not isinstance(stack.mechanism, SoftmaxConfig):
         return False
     patterns = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
-    heads = range(stack.sequence[0].attention.config.num_attention_heads)
-    if any(pattern is None or pattern.head_pattern(head) in DENSE for pattern in patterns for head in heads):
+    heads = stack.sequence[0].attention.config.num_attention_heads
+    if any(pattern is None or DENSE & pattern.heads_by_pattern(heads).keys() for pattern in patterns):
         return False
     return all(map(_has_cache_only, state.layers))
 

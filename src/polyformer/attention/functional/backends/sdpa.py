@@ -5,7 +5,6 @@ and no gradient is required.
 """
 
 import dataclasses
-from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -251,10 +250,9 @@ def _mask(pattern: Pattern, request: Request, numbers: torch.dtype | None) -> tu
 
 def _share(pattern: Pattern, heads: int, context: Context) -> float:
     """Return the fraction of all pairs of query and key that the layouts of the heads list, on average."""
-    patterns = Counter(pattern.head_pattern(head) for head in range(heads))
     needed = sum(
-        number * (row.stop - row.start) * count(row.keys.some)
-        for own, number in patterns.items()
+        len(members) * (row.stop - row.start) * count(row.keys.some)
+        for own, members in pattern.heads_by_pattern(heads).items()
         for row in own.layout(context, 128)
     )
     return needed / (heads * context.q_len * context.kv_len)

@@ -44,9 +44,7 @@ def by_head(request: Request, together: bool) -> ByHead | None:
     """
     if request.pattern is None:
         return None
-    groups: dict[Pattern, list[int]] = {}
-    for head in range(request.q.shape[1]):
-        groups.setdefault(request.pattern.head_pattern(head), []).append(head)
+    groups = request.pattern.heads_by_pattern(request.q.shape[1])
     if groups.keys() <= {request.pattern}:
         return None
     if together:
