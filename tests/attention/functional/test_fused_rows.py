@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_cases import assert_same, random_context, tensors
-from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends.tiled import fused_rows, run, work_items
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns import Causal, Global, Pattern, Strided, Window
@@ -19,19 +19,20 @@ def small_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Make rows of 8 queries, use two threads, and record whether the fused kernel computed each call."""
     monkeypatch.setattr(fused_rows, "QUERIES", (8, 4))
     monkeypatch.setattr(fused_rows, "LEAST", 8)
-    monkeypatch.setattr(fused_rows, "MORE", 9)
+    monkeypatch.setattr(fused_rows, "GATHERED", 200)  # several calls for a run of rows
     monkeypatch.setattr(fused_rows, "MASKS", 9)
     own, fused = run._Call.row_runs, list[bool]()
 
-    def observed(call: run._Call) -> list[fused_rows.RowRun] | None:
-        runs = own(call)
+    def observed(call: run._Call, price: float) -> list[fused_rows.RowRun] | None:
+        runs = own(call, price)
         fused.append(runs is not None)
         return runs
 
     monkeypatch.setattr(run._Call, "row_runs", observed)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield fused
+    with run.ROWS.using(fused_rows.RowPrices(own=99, grouped=99)):  # the kernel is much faster
+        yield fused
     torch.set_num_threads(before)
 
 
@@ -99,3 +100,23 @@ def test_parts_for_threads_cover_every_row_of_each_item_once() -> None:
         own = [part.rows for part in parts if part.kv_heads == item.kv_heads]
         assert sum(own, ()) == item.rows
     assert work_items.balanced(items, 1) == items
+
+
+@pytest.mark.parametrize(("groups", "price"), [(1, 0.1), (1, 9.0), (3, 0.1), (3, 9.0)])
+def test_the_measured_price_decides(groups: int, price: float, small_rows: list[bool]) -> None:
+    torch.manual_seed(0)
+    q, k, v = inputs(1, 3, 3 // groups, 64, 64)
+    prices = fused_rows.RowPrices(**{"own" if groups == 1 else "grouped": price * run.CLEARLY})
+    context = Context(64, 64, causal=True)
+    with run.ROWS.using(prices):
+        results(q, k, v, Window(9), context, "tiled")
+        context = Context(64, 64, causal=True)  # the other one keeps its decision
+        plan = str(explain(q, k, v, pattern=Window(9), context=context, backend="tiled"))
+    assert small_rows == 2 * [price > 1]
+    assert ("fused kernel" in plan) == (price > 1)
+
+
+def test_a_measurement_gives_both_prices() -> None:
+    prices = run.ROWS.measured()
+    assert 0.01 < prices.own < 100
+    assert 0.01 < prices.grouped < 100

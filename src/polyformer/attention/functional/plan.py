@@ -70,7 +70,8 @@ class Leaf:
 
     def __str__(self) -> str:
         passed = "; ".join(f"not {name}: {why}" for name, why in self.reasons.items())
-        return f"{self.backend} ({passed or 'first choice'})"
+        how = tiled.details(self.request) if self.backend == "tiled" else ""
+        return f"{self.backend} ({passed or 'first choice'}{how and '; ' + how})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

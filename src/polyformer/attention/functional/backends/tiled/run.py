@@ -11,6 +11,7 @@ by recording its execution. Use the backends `sdpa` or `flex` under `fullgraph=T
 """
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -38,9 +39,13 @@ from polyformer.attention.functional.backends.tiled.work_items import (
     work_items,
 )
 from polyformer.attention.functional.request import Request, transformed
+from polyformer.attention.patterns.window import Window
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import at_least_float32, autocast_disabled
 from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.tuning import Section
+from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.sequence.context import Context
 
 T = TypeVar("T")
 
@@ -50,6 +55,18 @@ def refuses(request: Request) -> str | None:
     if transformed():
         return "torch.func and forward differentiation cannot look into its loop over tiles"
     return None
+
+
+def details(request: Request) -> str:
+    """Return how a call is computed here, if not tile by tile, and why."""
+    q, k, v = request.q, request.k, request.v
+    if q.is_meta or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+        return ""
+    price = _price(request)
+    call = _Call(request, (), None, 0, torch.get_num_threads(), tile_sizes(q.device))
+    if call.row_runs(price) is None:
+        return ""
+    return f"rows by torch's fused kernel, {price * CLEARLY:.2g} times as fast as tiles on this machine"
 
 
 @torch.compiler.disable(reason="tiled walks a layout in Python; compile with the backend 'sdpa' or 'flex'")
@@ -83,13 +100,17 @@ class _Call:
     threads: int
     sizes: TileSizes
 
-    def row_runs(self) -> list[fused_rows.RowRun] | None:
-        """Return the rows as calls of a fused kernel, for inference; None if the tiles are better."""
-        patterns = heads_alike(self.request)
-        if len(patterns) > 1:
+    def row_runs(self, price: float) -> list[fused_rows.RowRun] | None:
+        """Return the rows as calls of a fused kernel, for inference; None if the tiles are better.
+
+        price: the time of a score in tiles, in scores of the kernel.
+        """
+        patterns = heads_alike(self.request) if price else []
+        if len(patterns) != 1:
             return None
         pattern, context = patterns[0][0], self.request.context
-        return fused_rows.row_runs(self.request, pattern, plan(pattern, context, 1, self.sizes).scores)
+        scores = plan(pattern, context, 1, self.sizes).scores
+        return fused_rows.row_runs(self.request, pattern, price * scores)
 
     def parallel_map(self, work: Callable[[Sequence[WorkItem]], T], balance: bool = False) -> list[T]:
         """Return the results of `work` on all parts, with threads on a CPU; both passes have equal parts.
@@ -101,6 +122,37 @@ class _Call:
         if balance and not self.request.dropout:
             items = balanced(items, self.threads)
         return parallel_map(work, items, self.request.q.device)
+
+
+def _forward(
+    call: _Call,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor],
+    distances: DistanceTables | None = None,
+    balance: bool = False,
+) -> None:
+    """Write output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq, 1] tile by tile."""
+    (q, k, v), (out, lse) = inputs, outputs
+
+    def work(group: Sequence[WorkItem]) -> None:
+        for item in in_shared_memory(group):
+            own = item.by_query(q), item.gathered("keys", k), item.gathered("values", v)
+            outs, sums = item.by_query(out), item.by_query(lse)
+            terms = None if distances is None else RelativeTerms(item, distances)
+            item.look_at(*own[:2])
+            batches, rest = batch_tiles(item, call.sizes.entries)
+            for batch in batches:
+                tiles = BatchedTiles(item, batch)
+                value, total = tiles.forward(*own)
+                tiles.put(outs, value)
+                tiles.put(sums, total)
+            for row in rest:
+                value, total = row_forward(item, terms, row, *own)
+                item.put(outs, row[0], value)
+                item.put(sums, row[0], total)
+            sums.mul_(LN2)
+
+    call.parallel_map(work, balance)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -116,31 +168,13 @@ class _TiledAttention(torch.autograd.Function):
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full((*q.shape[:3], 1), -torch.inf)
         distances = None if call.distances is None else call.distances.with_tensors(extra)
-
-        def work(group: Sequence[WorkItem]) -> None:
-            for item in in_shared_memory(group):
-                inputs = item.by_query(q), item.gathered("keys", k), item.gathered("values", v)
-                outs, sums = item.by_query(out), item.by_query(lse)
-                terms = None if distances is None else RelativeTerms(item, distances)
-                item.look_at(*inputs[:2])
-                batches, rest = batch_tiles(item, call.sizes.entries)
-                for batch in batches:
-                    tiles = BatchedTiles(item, batch)
-                    value, total = tiles.forward(*inputs)
-                    tiles.put(outs, value)
-                    tiles.put(sums, total)
-                for row in rest:
-                    value, total = row_forward(item, terms, row, *inputs)
-                    item.put(outs, row[0], value)
-                    item.put(sums, row[0], total)
-                sums.mul_(LN2)
-
         inference = not any(ctx.needs_input_grad)
-        runs = call.row_runs() if inference else None
-        if runs is not None:
-            fused_rows.forward(runs, (q, k, v), call.request.scale, out, lse)
-        elif not q.is_meta:  # the meta device only traces shapes
-            call.parallel_map(work, balance=inference)
+        if not q.is_meta:  # the meta device only traces shapes
+            runs = call.row_runs(_price(call.request)) if inference else None
+            if runs is not None:
+                fused_rows.forward(runs, (q, k, v), call.request.scale, out, lse)
+            else:
+                _forward(call, (q, k, v), (out, lse), distances, balance=inference)
         lse = lse.squeeze(-1)
         if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
@@ -222,3 +256,44 @@ def _columns(x: Tensor) -> Tensor:
     same cache lines.
     """
     return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2] + 16)[..., : x.shape[2]]
+
+
+def _price(request: Request) -> float:
+    """Return the time of a score in tiles on this machine, in scores of the fused kernel; 0 without it."""
+    if not request.q.is_cpu or request.q.shape[2] < fused_rows.LEAST:
+        return 0.0
+    return ROWS().of(request) / CLEARLY
+
+
+def _measure() -> fused_rows.RowPrices:
+    """Measure both ways for a window, with this number of threads and key heads of both kinds."""
+    return fused_rows.RowPrices(own=_measured_price(1), grouped=_measured_price(3))
+
+
+def _measured_price(groups: int) -> float:
+    heads, length, width = 6, 1024, 64
+    q = torch.full((1, heads, length, width), 0.1, dtype=torch.float32)
+    k = q[:, ::groups].contiguous()
+    context, pattern, sizes = Context(length, length), Window(256), tile_sizes(q.device)
+    request = Request(q, k, k, context, pattern, None, None, width**-0.5)
+    call = _Call(request, (), None, 0, torch.get_num_threads(), sizes)
+    runs = call.row_runs(math.inf)
+    assert runs is not None, "an infinite price allows any number of scores"
+    out, lse = q.new_empty(q.shape), q.new_empty((*q.shape[:3], 1))
+    ways = {
+        "tiles": lambda: _forward(call, (q, k, k), (out, lse), balance=True),
+        "rows": lambda: fused_rows.forward(runs, (q, k, k), request.scale, out, lse),
+    }
+    scores = {
+        "tiles": plan(pattern, context, 1, sizes).scores,
+        "rows": sum((run.stop - run.start) * len(run.keys) // run.rows for run in runs),
+    }
+    least = least_seconds(ways, rounds=5)
+    return least["tiles"] / scores["tiles"] * scores["rows"] / least["rows"]
+
+
+CLEARLY = 1.2
+"""The factor by which the kernel must be faster: longer texts than the measured ones slow it down more."""
+
+ROWS = Section("rows", fused_rows.RowPrices(), _measure)
+"""The prices of rows of queries by the fused kernel, by which a call in inference is divided."""
