@@ -8,6 +8,7 @@ without any numbers.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,6 +71,7 @@ from polyformer.attention.patterns import (
     Whole,
     Window,
 )
+from polyformer.cli.commands import show
 from polyformer.cli.plots.cost import Cost, cost
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
@@ -229,7 +231,12 @@ def on_meta(config: ModelConfig, length: int) -> Cost:
 
 @pytest.mark.parametrize("case", cases("counts"), ids=str)
 def test_show_counts_every_member(case: Case):
-    assert on_meta(case.config, 32).flops > 0
+    """At a length where layouts decide what is computed; a member for short texts says so."""
+    lines = show.costs_by_length(functools.partial(on_meta, case.config), [256]).splitlines()
+    assert len(lines) > 1
+    assert float(lines[1].split()[1]) > 0
+    if not lines[1].startswith("     256"):
+        assert lines[-1].startswith("not for 256 tokens or more: ")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -241,4 +248,7 @@ def test_show_counts_every_preset(name: str):
         for side in ("encoder", "decoder")
         if (stack := getattr(config, side)) is not None
     }
-    assert on_meta(dataclasses.replace(config, **short), 64).flops > 0
+    whole = dataclasses.replace(config, **short)
+    longest = min(show.longest_text(whole), 256)
+    lines = show.costs_by_length(functools.partial(on_meta, whole), [longest]).splitlines()
+    assert float(lines[1].split()[1]) > 0

@@ -6,6 +6,8 @@ training. For a pattern: the keys that each query attends to. For a position sch
 or the input.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +50,8 @@ MESH = "batch", "accumulate", "precision"
 PICTURE = "length", "heads", "causal", "block", "layer", "paths", "out"
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+SHORTER = (64, 32, 16, 8, 4)
+"""The numbers of tokens for which costs are shown; a model that cannot take the first is shown shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +155,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     ):  # costs depend on the number of tokens
         limit = longest_text(config)
         lengths = [length for length in LENGTHS if length <= limit] or [limit]
-        print(costs([cost(plain, length) for length in lengths]), end="\n\n")
+        print(costs_by_length(functools.partial(cost, plain), lengths), end="\n\n")
     elif isinstance(plain, VisionTransformer):
         print(costs([image_cost(plain)]), end="\n\n")
     print(tree(model))
@@ -174,6 +178,26 @@ def longest_text(config: "ModelConfig") -> int:
     from polyformer.models.config import max_positions
 
     return max_positions(config) or LENGTHS[-1]
+
+
+def costs_by_length(cost: Callable[[int], "Cost"], lengths: list[int]) -> str:
+    """Return the costs as a table, up to the first length that the model refuses, with its reason.
+
+    A model that refuses all lengths, as one for images of a fixed shape, gets a shorter one.
+    """
+    rows: "list[Cost]" = []
+    reason = ""
+    shorter = [length for length in SHORTER if length < lengths[0]]
+    for length in [*lengths, *shorter]:
+        if length < lengths[0] and rows:
+            break
+        if length > lengths[0] and reason:
+            continue
+        try:
+            rows.append(cost(length))
+        except InputError as error:
+            reason = reason or f"\nnot for {length} tokens or more: {error}"
+    return costs(rows) + reason
 
 
 def costs(rows: "list[Cost]") -> str:

@@ -150,6 +150,10 @@ class VisibleSlots:
         Both are non-decreasing, so `keys` can search them by bisection.
         """
         if not self.memo:
-            least = self.ends.amin(0).flip(0).cummin(0).values.flip(0)
-            self.memo.append((least.tolist(), self.ends.amax(0).cummax(0).values.tolist()))
+            ends = self.ends
+            if ends.is_meta:  # without numbers: of a text without padding, whose slots end at even distances
+                slots = torch.arange(1, ends.shape[1] + 1, device="cpu")
+                ends = (slots * self.context.kv_len // len(slots) - 1).unsqueeze(0)
+            least = ends.amin(0).flip(0).cummin(0).values.flip(0)
+            self.memo.append((least.tolist(), ends.amax(0).cummax(0).values.tolist()))
         return self.memo[0]
