@@ -6,10 +6,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # What other machines may round, order or schedule otherwise: everything between `attend` and a whole model.
 NUMERIC := $(addprefix tests/,attention contracts core nn models/architectures/test_model.py training/objectives)
 TESTS := $(BIN)/python -m pytest -n 2
-# The repetitions of the numeric core take one example of each member; `make test-avx2 EACH=` takes all.
-EACH := ONE_EXAMPLE=1
+# `make test-avx2 EACH=EVERYTHING=1` and the other repetitions of the numeric core then take all examples.
+EACH :=
 
-.PHONY: demo test test-everything fuzz test-avx2 test-shuffled test-busy gpu kills mixins mutants check docs site linkcheck tutorials explorer dist clean
+.PHONY: demo test test-night test-everything speed fuzz test-avx2 test-shuffled test-busy gpu kills mixins mutants check docs site linkcheck tutorials explorer dist clean
 
 demo: .venv/installed
 	$(BIN)/polyformer train
@@ -17,10 +17,25 @@ demo: .venv/installed
 test: .venv/developed
 	$(TESTS)
 
-# For every night: the suite with every example, half precision and product, then the long forms of its tests.
+# A part of all that `make test` leaves out (tests/nights.py): PART=1/6 to PART=6/6 run all of it.
+# Parts 1 to 3 of 6 also run a long form of their tests.
+PART := 1/6
+test-night: .venv/developed
+	DAY=build/day.json $(BIN)/python -m pytest --collect-only --quiet --quiet | tail -n 1
+	EVERYTHING=1 NIGHT=$(PART) DAY=build/day.json $(TESTS)
+	$(if $(filter 1/6,$(PART)),$(MAKE) kills KILLS=60)
+	$(if $(filter 2/6,$(PART)),$(MAKE) fuzz FUZZ=night)
+	$(if $(filter 3/6,$(PART)),$(MAKE) mixins)
+
+# The suite with every example, half precision and product, then the long forms of its tests: hours.
 test-everything: .venv/developed
 	EVERYTHING=1 $(TESTS)
 	$(MAKE) kills fuzz mixins
+
+# This checkout against an earlier one, in turn: BASE=REV (by default a day old), ONLY="ROW ROW", ISA=avx2.
+speed: .venv/developed
+	$(BIN)/python tests/speed.py $(if $(BASE),--base $(BASE)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(ISA),--isa $(ISA)) $(if $(RECORD),--record docs/results/speed_history.csv)
 
 # The numeric core as a processor without AVX-512 computes it.
 test-avx2: .venv/developed
@@ -34,13 +49,15 @@ test-shuffled: .venv/developed
 test-busy: .venv/developed
 	$(EACH) $(BIN)/python tests/under_load.py $(TESTS) $(NUMERIC)
 
-# Thousands of broken and hostile inputs, others each time, in 16 GiB of address space.
+# Thousands of broken and hostile inputs, others each time, in 16 GiB of address space; FUZZ=night: fewer.
+FUZZ := fuzz
 fuzz: .venv/developed
-	ulimit -v 16777216 && OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile fuzz
+	ulimit -v 16777216 && OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile $(FUZZ)
 
-# 300 kills of a training process at named operations on its files.
+# Kills of a training process at named operations on its files.
+KILLS := 300
 kills: .venv/developed
-	KILLS=300 $(BIN)/python -m pytest -s tests/training/test_kill_campaign.py
+	KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/training/test_kill_campaign.py
 
 # What only a GPU can show, in at most 40 minutes: build/gpu/gpu.json and a page. It takes up where it stopped.
 gpu: .venv/developed

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import nights
 from browsers import HOW, find_browser
 
 NO_BROWSER = f"browser tests: not run, because no Chromium is installed; {HOW}"
@@ -23,6 +24,11 @@ for device in (torch.cuda, torch.xpu, torch.mtia):
 
 
 gc.disable()  # until the tests are collected: imports and tests stay to the end
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let `nights` choose the tests."""
+    config.pluginmanager.register(nights)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -52,6 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 settings.register_profile("fuzz", max_examples=2000)  # of `make fuzz`: see tests/fuzz
+settings.register_profile("night", max_examples=400)
 
 
 @pytest.fixture(scope="session")

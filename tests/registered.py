@@ -10,19 +10,16 @@ from polyformer.core.registry import in_package, installed_modules
 
 T = TypeVar("T", bound=type)
 
-ONE_EXAMPLE = bool(os.environ.get("ONE_EXAMPLE"))
-"""Whether each member is tested with its first example only, as the repetitions of the numeric core do."""
-
 EVERYTHING = bool(os.environ.get("EVERYTHING"))
-"""Whether the suite is to run whole, as every night: all examples, half precisions and full products."""
+"""Whether the suite is whole, as at night: all examples, half precisions and full products."""
 
-nightly = pytest.mark.skipif(not EVERYTHING, reason="slow: `make test-everything` runs it every night")
-"""Marks a test that only the suite of every night runs."""
+nightly = pytest.mark.nightly
+"""Marks a test that runs at night only; `nights.py` names others."""
 
 
 def examples(member: Any) -> Sequence[Any]:
-    """Return the examples of a member that tests run over."""
-    return member.examples()[:1] if ONE_EXAMPLE else member.examples()
+    """Return the examples of a member that tests run over: by day the first, which shows its equation."""
+    return member.examples() if EVERYTHING else member.examples()[:1]
 
 
 def registered(registry: Mapping[str, T]) -> list[T]:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -237,17 +237,24 @@ def worktree(revision: str, scratch: Path) -> Iterator[Path]:
 
 
 def git(*words: str) -> str:
-    """Return what git prints; a failure ends the program with its last line."""
+    """Return what git prints; a failure of git ends the program."""
     done = subprocess.run(["git", "-C", str(ROOT), *words], check=False, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"speed: git {' '.join(words)}: {done.stderr.strip().splitlines()[-1]}")
+        said = done.stderr.strip() or f"status {done.returncode}"
+        stop(f"git {' '.join(words)}: {said.splitlines()[-1]}")
     return done.stdout.strip()
+
+
+def stop(message: str) -> NoReturn:
+    """End with status 2: a status of 1 says that a row fails."""
+    print(f"speed: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
 def day_old() -> str:
     """Return the newest commit that is a day old."""
     revision = git("rev-list", "-1", "--before=1 day ago", "HEAD")
-    return revision or sys.exit("speed: no commit is a day old; name one with --base")
+    return revision or stop("no commit is a day old; name one with --base")
 
 
 def line(result: Result) -> str:
@@ -338,7 +345,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a CSV file that gets a line")
     options = parser.parse_args()
     if sys.platform == "win32":
-        sys.exit("speed: it forks processes, which Windows cannot; run it in WSL")
+        stop("it forks processes, which Windows cannot; run it in WSL")
     scratch = Path(tempfile.mkdtemp(prefix="speed-"))
     base = options.base or ("" if options.old else day_old())
     try:

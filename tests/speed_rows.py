@@ -47,8 +47,8 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "n
 def tensors(length: int, heads: int = 8, width: int = 64, gradients: bool = False) -> list[Tensor]:
     """Return q, k and v [1, H, T, D] in the memory layout of projections."""
     torch.manual_seed(0)
-    made = (torch.randn(1, length, heads, width).transpose(1, 2) for _ in range(3))
-    return [x.requires_grad_(gradients) for x in made]
+    inputs = (torch.randn(1, length, heads, width).transpose(1, 2) for _ in range(3))
+    return [x.requires_grad_(gradients) for x in inputs]
 
 
 def without_gradients(call: Call) -> Call:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registered import nightly
-from speed import Figures, Launch, Result, draw, record
+from speed import Figures, Launch, Result, draw, git, record
 from speed_rows import ROWS
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +60,13 @@ def test_a_line_for_each_landing(tmp_path: Path) -> None:
     assert "2" in lines[0].split(",")[5:]  # twice the time of torch's own operation
     draw(file)
     assert "</svg>" in file.with_suffix(".svg").read_text()
+
+
+def test_an_unknown_revision_is_no_slow_row(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        git("rev-parse", "--verify", "--quiet", "no-such-revision^{commit}^{oops}")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 SLOW = """

@@ -37,7 +37,7 @@ from polyformer.nn.depth.exits import ExitsConfig
 from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
 from polyformer.nn.stack import StackConfig
-from registered import ONE_EXAMPLE, examples, registered
+from registered import EVERYTHING, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
 SIZES = {
@@ -227,7 +227,7 @@ def every_case() -> tuple[Case, ...]:
         for name, change in VARIANTS.items()
         for base in bases().values()
     ]
-    names = {MODELS[name].__module__: name for name in MODELS}.values() if ONE_EXAMPLE else MODELS
+    names = MODELS if EVERYTHING else {MODELS[name].__module__: name for name in MODELS}.values()
     presets = [(name, MODELS[name]()) for name in names]  # trajectories have tests of their own
     tiny = [
         Case(name, shrunk(config), "Preset") for name, config in presets if isinstance(config, ModelConfig)

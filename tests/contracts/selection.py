@@ -41,7 +41,7 @@ def chosen(contract: str, *abilities: str, shape: tuple[str, ...] = SHAPES) -> l
         concern = RELEVANCE[contract].concern(case.kind)
         shape_number = shapes.get(case.member, 0)
         shapes[case.member] = shape_number + 1
-        if concern and concern.takes(case.number, shape_number):
+        if concern and concern.takes(shape_number):
             result.append(case)
     if EVERYTHING:
         return result
@@ -64,8 +64,7 @@ def predicting(contract: str) -> list[Case]:
 def members(contract: str) -> list[tuple[str, Config]]:
     """The examples that a contract concerns, outside of models."""
     table = RELEVANCE[contract]
-    asked = [(name, part, number, table.concern(name.partition("-")[0])) for name, part, number in numbered()]
-    return [(name, part) for name, part, number, concern in asked if concern and concern.takes(number)]
+    return [(name, part) for name, part, _ in numbered() if table.concern(name.partition("-")[0])]
 
 
 def mechanisms(contract: str, *abilities: str) -> list[tuple[str, MechanismConfig]]:
@@ -78,7 +77,7 @@ def mechanisms(contract: str, *abilities: str) -> list[tuple[str, MechanismConfi
 
 
 def patterns() -> list[tuple[str, Pattern]]:
-    """Every example of every pattern, by its text."""
+    """The examples of every pattern, by its text."""
     return [
         (config.pattern.to_text(), config.pattern)
         for _, config in members("layout")

@@ -232,11 +232,11 @@ def on_meta(config: ModelConfig, length: int) -> Cost:
 @pytest.mark.parametrize("case", cases("counts"), ids=str)
 def test_show_counts_every_member(case: Case):
     """At a length where layouts decide what is computed; a member for short texts says so."""
-    lines = show.costs_by_length(functools.partial(on_meta, case.config), [256]).splitlines()
+    lines = show.costs_by_length(functools.partial(on_meta, case.config), [128]).splitlines()
     assert len(lines) > 1
     assert float(lines[1].split()[1]) > 0
-    if not lines[1].startswith("     256"):
-        assert lines[-1].startswith("not for 256 tokens or more: ")
+    if not lines[1].startswith("     128"):
+        assert lines[-1].startswith("not for 128 tokens or more: ")
 
 
 @pytest.mark.parametrize("name", PRESETS)

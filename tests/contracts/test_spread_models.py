@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.architectures import Transformer
 from polyformer.nn.feedforward import ExpertsConfig
-from registered import ONE_EXAMPLE
+from registered import EVERYTHING
 
 REFUSED = {
     "Depth-act",
@@ -34,7 +34,7 @@ REFUSED = {
     "Memory-sinks",
     "Norm-batch",
     # Later examples have an extension that depends on the length of a text.
-    *([] if ONE_EXAMPLE else ["Position-rope"]),
+    *(["Position-rope"] if EVERYTHING else []),
 }
 """What asks for more tokens than a process has. Everything else computes what a process alone does."""
 

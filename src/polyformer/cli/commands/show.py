@@ -185,7 +185,7 @@ def costs_by_length(cost: Callable[[int], "Cost"], lengths: list[int]) -> str:
 
     A model that refuses all lengths, as one for images of a fixed shape, gets a shorter one.
     """
-    rows: "list[Cost]" = []
+    rows: list[Cost] = []
     reason = ""
     shorter = [length for length in SHORTER if length < lengths[0]]
     for length in [*lengths, *shorter]:

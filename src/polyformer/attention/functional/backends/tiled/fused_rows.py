@@ -5,8 +5,8 @@ Here consecutive rows with equally many keys are one call: the queries of M rows
 with the keys of each row gathered and its mask added to the scores. The loop has the backward pass, so these
 calls serve inference only.
 
-Which way is faster depends on the processor. For a score the kernel takes 0.6 of the loop's time on an Intel
-Xeon with AVX-512 and 1.6 on an AMD EPYC (Zen 4), so the ratio is measured on the machine at hand.
+Which way is faster depends on the processor. The kernel took 0.3 to 0.6 of the loop's time on an Intel Xeon
+with AVX-512 and 1.4 to 1.7 times as long on an AMD EPYC (Zen 4), so the machine at hand is measured.
 """
 
 import dataclasses

@@ -1,0 +1,218 @@
+"""Which tests run by day, which at night, and in which part of the nights.
+
+By day a test runs if its assertion can fail and no other day test fails with it. `BY_DAY` names the test
+functions whose cases repeat one another, or take tens of seconds to say what a shorter test says too, and how
+many of their cases run by day. The rest runs at night, in disjoint parts: `DAY=FILE` writes the cases of the
+day, and `EVERYTHING=1 NIGHT=2/6 DAY=FILE` runs the second of six parts of all others. `make test-night` does.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyformer.core.config import Config
+from registered import EVERYTHING
+
+TESTS = Path(__file__).parent
+
+FAMILIES_ALONE = "a file of each family is compared by day, in all its forms at night"
+COMPILED = "torch compiles for tens of seconds; others of this file compile by day"
+PROCESSES = "starts processes that import torch; test_spread_models.py does by day"
+LONG = "a long run; its parts have tests of their own"
+
+BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
+    "reference/test_families.py": {
+        "test_all_that_both_compute_is_equal": (1, FAMILIES_ALONE),
+    },
+    "reference/test_family_writing.py": {
+        "test_weights_chunks_and_texts_are_the_same": (8, FAMILIES_ALONE),
+    },
+    "reference/test_gguf_files.py": {
+        "test_stored_numbers_are_kept": (1, "the kinds of numbers share one reader"),
+    },
+    "reference/test_conversion.py": {
+        "test_what_covers_the_text_changes_nothing": (6, "one for each kind"),
+    },
+    "models/transformers/test_signatures.py": {
+        "test_every_argument": (6, FAMILIES_ALONE),
+    },
+    "models/transformers/test_remote.py": {
+        "test_folders_are_loaded_without_an_import": (0, LONG),
+    },
+    "models/transformers/test_trainer.py": {
+        "test_losses_and_gradients": (2, "the same calls of a Trainer"),
+    },
+    "models/attached/test_architectures.py": {
+        "test_greedy_search_writes_the_same": (1, "one for each cache"),
+        "test_outputs_and_gradients_are_those_of_transformers": (2, COMPILED),
+    },
+    "models/architectures/test_plain_transformer.py": {
+        "test_beam_search": (1, "beams have tests of their own"),
+    },
+    "contracts/test_k12_compile.py": {
+        "test_a_model_is_one_graph": (3, COMPILED),
+        "test_a_model_with_padding_or_documents_is_one_graph": (1, COMPILED),
+        "test_a_pattern_is_in_the_graph_around_it": (4, COMPILED),
+    },
+    "models/generation/test_compiled_step.py": {
+        "test_the_next_process_reads_the_compiled_graph_from_the_cache": (0, COMPILED),
+        "test_windows_read_a_buffer_of_fixed_size": (1, COMPILED),
+        "test_compiled_code_reads_a_cache_of_integers": (0, COMPILED),
+        "test_without_a_compiler_the_error_names_it": (0, PROCESSES),
+        "test_a_step_reads_a_cache_of_integers": (6, COMPILED),
+    },
+    "models/attached/test_compiled.py": {
+        "test_what_is_attached_goes_into_the_graph": (1, COMPILED),
+        "test_a_static_cache_needs_one_graph": (1, COMPILED),
+        "test_masks_made_inside_a_graph_say_where_tokens_are": (0, COMPILED),
+    },
+    "models/architectures/test_cross_attention.py": {
+        "test_a_compiled_step_reads_stated_spans": (0, COMPILED),
+    },
+    "models/export/test_exported_blocks.py": {
+        "test_onnxruntime_gives_the_hidden_states": (0, COMPILED),
+        "test_a_graph_gives_the_hidden_states_of_padded_texts": (1, COMPILED),
+    },
+    "models/export/test_exported_decoder.py": {
+        "test_a_graph_continues_padded_texts_of_any_length": (1, COMPILED),
+        "test_a_graph_has_the_bounds_that_memory_planning_needs": (1, COMPILED),
+    },
+    "attention/functional/test_flex.py": {
+        "test_the_kernel_for_a_cpu_agrees": (0, "test_flex_patterns.py does"),
+        "test_lengths_and_windows_may_change_on_a_cpu": (0, COMPILED),
+    },
+    "nn/memory/test_sinks.py": {
+        "test_generation_with_graphs_drafts_and_without_is_the_same": (0, COMPILED),
+    },
+    "training/test_training_loop.py": {
+        "test_compiling_changes_neither_the_mathematics_nor_the_names": (0, COMPILED),
+    },
+    "nn/stack/test_rolling.py": {
+        "test_a_rolling_cache_equals_a_full_cache": (4, "patterns share the slots"),
+        "test_generated_texts_are_the_same": (3, "searches share the slots"),
+        "test_any_position_scheme": (4, "schemes count the same slots"),
+    },
+    "nn/cache/test_policies.py": {
+        "test_a_policy_is_dense_attention_with_masked_keys": (24, "policies share a cache"),
+    },
+    "training/distributed/test_divided_runs.py": {
+        "*": (0, PROCESSES),
+    },
+    "applications/retrieval/test_milvus_store.py": {
+        "test_a_server_that_dies_in_the_middle": (0, "waits for a server to end"),
+    },
+    "training/distributed/test_predictions.py": {
+        "test_processes_hold_and_send_what_is_predicted": (0, PROCESSES),
+    },
+    "training/distributed/test_killed_workers.py": {
+        "*": (0, PROCESSES),
+    },
+    "training/test_gpu_training.py": {
+        "test_torchrun_with_one_process": (0, PROCESSES),
+    },
+    "attention/functional/test_spread_attention.py": {
+        "test_processes_compute_what_one_does": (0, PROCESSES),
+    },
+    "applications/retrieval/test_milvus_lease.py": {
+        "*": (0, "waits for leases; test_milvus_store.py has a server"),
+    },
+    "lab/test_engine.py": {
+        "test_a_cell_that_fails_stops_no_other": (0, PROCESSES),
+    },
+    "lab/test_bench.py": {
+        "test_the_command_measures_in_processes_and_goes_on_after_a_kill": (0, PROCESSES),
+    },
+    "cli/test_evaluate_progress.py": {
+        "test_a_killed_evaluation_goes_on": (0, "killed training has a day test"),
+    },
+    "test_gpu_program.py": {
+        "*": (0, "runs `make gpu` in small"),
+    },
+    "training/recipes/test_system_recipes.py": {
+        "test_it_trains": (4, "the recipes are built by day"),
+    },
+    "training/tasks/test_image_task.py": {
+        "test_colours_are_three_tokens_a_pixel_and_are_learned": (0, LONG),
+    },
+    "test_tutorials.py": {
+        "test_memories": (0, LONG),
+        "test_translator": (0, LONG),
+    },
+    "test_examples.py": {
+        "test_dependency_tree": (0, LONG),
+    },
+}
+"""By file and function ("*": all others of a file) how many cases run by day, and why no more.
+
+With `FAMILIES_ALONE` so many of each family, if the cases name it.
+"""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what runs by day, or in the part of the night that `NIGHT` names; `DAY` alone writes its file."""
+    night, file = os.environ.get("NIGHT"), Path(os.environ.get("DAY", ""))
+    if night:
+        part, _, parts = night.partition("/")
+        by_day = set(json.loads(file.read_text()))
+        kept = [item for item in items if key(item) not in by_day and in_part(item, int(part), int(parts))]
+    else:
+        kept = items if EVERYTHING else list(of_day(items))
+        if file.name:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(sorted(map(key, kept))))
+            pytest.exit(f"{len(kept)} cases run by day", returncode=0)
+    ids = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in ids])
+    items[:] = kept
+
+
+def of_day(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the first cases of the functions in `BY_DAY`, and all others."""
+    seen: dict[tuple[str, Any], int] = {}
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            continue
+        file, name = str(item.path.relative_to(TESTS)), getattr(item, "originalname", item.name)
+        limits = BY_DAY.get(file, {})
+        limit = limits.get(name) or limits.get("*")
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        group = f"{file}::{name}", params.get("name") if FAMILIES_ALONE in (limit or ()) else None
+        seen[group] = seen.get(group, 0) + 1
+        if limit is None or seen[group] <= limit[0]:
+            yield item
+
+
+def key(item: pytest.Item) -> str:
+    """Return what names a case, whatever others are collected with it.
+
+    An id may be a number, which shifts, so the values count too: a case in doubt runs twice and not never.
+    """
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return hashlib.sha256(f"{item.nodeid} {text(params, 3)}".encode(errors="replace")).hexdigest()[:20]
+
+
+def text(value: Any, deep: int = 2) -> str:
+    """Return a value as text, without the addresses of objects, and without what is nested more deeply."""
+    if isinstance(value, dict | list | tuple):
+        parts = value.items() if isinstance(value, dict) else value
+        return f"({', '.join(text(part, deep - 1) for part in parts)})" if deep else "..."
+    if isinstance(value, int):
+        return hex(value)  # of any size
+    if isinstance(value, str | bytes | float | None) or type(value).__str__ is not object.__str__:
+        return str(value)
+    if isinstance(value, Config | torch.dtype):
+        return repr(value)
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def in_part(item: pytest.Item, part: int, parts: int) -> bool:
+    """Whether a test of the night belongs to a part, counted from 1."""
+    return zlib.crc32(item.nodeid.encode()) % parts == part - 1
