@@ -27,6 +27,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.files import write_output
 from polyformer.core.ops.tuning.machine import processor
 from speed_rows import ROWS, write_checkpoint
 
@@ -158,7 +160,7 @@ class Speed:
                 if isinstance(launch, Result):
                     return launch
                 result = dataclasses.replace(result, launches=(*result.launches, launch))
-                if time.monotonic() > end:
+                if time.monotonic() > end and len(result.launches) > 1:  # a single one shows no spread
                     break
             if not result.fails:
                 break
@@ -298,16 +300,19 @@ def record(file: Path, results: Sequence[Result], base: str, instructions: str) 
 
 
 def draw(file: Path) -> None:
-    """Draw the history next to its file: by row the times relative to torch, over the landings."""
-    from polyformer_lab.plot import line_plot
-
+    """Draw the history next to its file: for each row the times relative to torch, over the landings."""
     lines = list(csv.DictReader(file.read_text().splitlines()))
     last = lines[-1]["processor"], lines[-1]["instructions"]
     same = [each for each in lines if (each["processor"], each["instructions"]) == last]
-    points = {row: [(n, float(each[row])) for n, each in enumerate(same, 1) if each[row]] for row in ROWS}
-    line_plot(
-        file.with_suffix(".svg"), points, f"landing ({', '.join(last)})", "times torch's own operations"
-    )
+    figure = new_figure(12, 10)
+    figure.suptitle(f"time / time of torch's own operations, by landing: {', '.join(last)}")
+    for axis, row in zip(figure.subplots(6, 5).flat, ROWS):
+        points = [(number, float(each[row])) for number, each in enumerate(same, 1) if each[row]]
+        axis.plot([x for x, _ in points], [y for _, y in points], marker="o")
+        axis.set_title(row, fontsize=9)
+        axis.set_ylim(0, 1.5 * max((y for _, y in points), default=1))
+        axis.set_xticks([])
+    save_figure(figure, file.with_suffix(".svg"), write_output)
 
 
 def compare(
@@ -319,6 +324,7 @@ def compare(
     speed = Speed(new, old, LIMITS.get(options.isa, {}), scratch)
     print(HEADER, flush=True)
     try:
+        speed.launch(rows[0], 0)  # waits until all processes have imported torch
         for row in rows:
             compiled = "compiled" in row
             results.append(speed.measure(row, options.seconds, 1 if compiled else options.launches))
