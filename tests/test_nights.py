@@ -19,7 +19,7 @@ def test_the_table_names_functions_that_exist() -> None:
 
 def collected(file: str, **environment: str) -> list[str]:
     """The cases of a file of tests that run in an environment."""
-    words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(TESTS / file)]
+    words = ["-m", "pytest", "--collect-only", "-p", "no:cacheprovider", str(TESTS / file)]
     own = {name: value for name, value in os.environ.items() if name not in ("NIGHT", "DAY", "EVERYTHING")}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, check=False, env=own | environment
