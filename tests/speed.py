@@ -30,6 +30,7 @@ import torch
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
 from polyformer.core.ops.tuning.machine import processor
+from polyformer_lab.bench.rows import INSTRUCTIONS
 from speed_rows import ROWS, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -42,14 +43,6 @@ SMALL_MIB = 8.0
 ARMS = "new", "old", "again"
 LONGEST = 300.0
 """The seconds after which a process counts as hanging; some compile for a minute or two."""
-
-LIMITS = {
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    }
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +314,7 @@ def compare(
     """Measure the rows in about the given minutes, printing each."""
     write_checkpoint(scratch / "llama")
     results = []
-    speed = Speed(new, old, LIMITS.get(options.isa, {}), scratch)
+    speed = Speed(new, old, INSTRUCTIONS[options.isa or "default"], scratch)
     print(HEADER, flush=True)
     try:
         speed.launch(rows[0], 0)  # waits until all processes have imported torch
@@ -345,7 +338,7 @@ def main() -> None:
         "--new", type=Path, default=ROOT, help="a folder with the new code (default: this one)"
     )
     parser.add_argument("--only", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW")
-    parser.add_argument("--isa", default="", choices=["", *LIMITS], help="limit the processor's instructions")
+    parser.add_argument("--isa", default="", choices=["", "avx2"], help="limit the processor's instructions")
     parser.add_argument("--seconds", type=float, default=9.0, help="of a row (default: 9)")
     parser.add_argument("--launches", type=int, default=3, help="of three processes each (default: 3)")
     parser.add_argument("--record", type=Path, help="a CSV file that gets a line")
