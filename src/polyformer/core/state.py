@@ -1,7 +1,7 @@
 """States: what one call leaves for the next (caches, memories, sums), passed in and returned."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -15,6 +15,16 @@ class State:
     """
 
     renamed: ClassVar[Mapping[str, str]] = {}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors, in the order of the fields."""
+        for field in dataclasses.fields(self):
+            yield from tensors_in(getattr(self, field.name))
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of the batch; None before the first token, when there are no tensors."""
+        return next((tensor.shape[0] for tensor in self.tensors()), None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with `function` applied to every tensor."""
@@ -65,6 +75,17 @@ class StateOfStates(State):
 
         shorter = self._each(lambda tensor: tensor, truncate)
         return None if None in parts else shorter
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the value of a field."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, State):
+        yield from value.tensors()
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def _each(value: Any, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[State], State]) -> Any:

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 
+from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
-from polyformer.core.state import State, StateOfStates
+from polyformer.core.state import State, StateOfStates, tensors_in
 from polyformer.nn.stack import LayerState
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelState(StateOfStates):
-    """The state between two calls: the tokens so far, the states of the layers, and the encoder output."""
+    """The state between two calls: the tokens so far, the states of the layers, and the encoder output.
+
+    owner: what a model must share with the model that wrote the layers' states, `Stack.owner`; None if it is
+    not known, as in files of earlier versions.
+    """
 
     tokens: Tokens
     layers: tuple[LayerState, ...]
@@ -27,12 +32,42 @@ class ModelState(StateOfStates):
     source_shard: SequenceShard | None = None  # the part in `source`, with context parallelism
     source_pos: Tensor | None = None  # [B, S], positions; None for non-padding tokens counted from 0
     source_spans: Tensor | None = None  # [B, U, 2], for the pattern `SourceSpans`
+    source_ids: Tensor | None = None  # [B, S], the source itself; None if it was read as vectors
+    owner: tuple[str, ...] | None = None
 
     renamed: ClassVar[Mapping[str, str]] = {"source_share": "source_shard"}
+
+    @property
+    def rows(self) -> int | None:
+        """See `State.rows`. The layers come first, since the tokens of a recorded step have other tables."""
+        parts = (self.layers, self.source, self.tokens)
+        return next((tensor.shape[0] for part in parts for tensor in tensors_in(part)), None)
 
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryState(State):
+    """The state between two steps of acting: the layers' states after `length` tokens."""
+
+    layers: tuple[LayerState, ...]
+    length: int
+    owner: tuple[str, ...] | None = None  # as in `ModelState`
+
+    def last(self, count: int) -> "TrajectoryState":
+        """Return the state with only the last `count` tokens, or unchanged if a layer keeps sums of the past
+        instead of its tokens."""
+        if self.length <= count or not all(
+            isinstance(layer.self_attention, KeyValueCache) for layer in self.layers
+        ):
+            return self
+        layers = tuple(
+            dataclasses.replace(layer, self_attention=layer.self_attention.last(count))  # type: ignore[union-attr]
+            for layer in self.layers
+        )
+        return dataclasses.replace(self, layers=layers, length=count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,7 +11,9 @@ from torch import Tensor
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import bounds, host_values
 from polyformer.core.sequence.inputs import ModelInputs, expected_ids
+from polyformer.models.outputs import ModelState, TrajectoryState
 from polyformer.nn.heads import HeadInput
+from polyformer.nn.stack import Stack
 
 # The inputs that give the number of the document, segment, type or language of each token.
 NUMBERS = "document_ids", "segment_ids", "token_type_ids", "langs"
@@ -65,6 +67,42 @@ def check_inputs(inputs: ModelInputs, past: int, prefix: str = "", rows_before: 
         if (numbers := getattr(inputs, name)) is not None:
             # Packing rows without padding renumbers documents, which must not be negative.
             _check_numbers(prefix + name, numbers, (rows, new), least=0 if name == "document_ids" else None)
+
+
+def check_state(state: object, kind: type[ModelState | TrajectoryState], stack: Stack, rows: int) -> None:
+    """Raise `InputError` unless `state` is from a model with the parts of `stack`, for `rows` rows."""
+    if not isinstance(state, kind):
+        raise InputError(f"state: expected the state of an earlier output, got {quote(state)}")
+    differences = [pair for pair in zip(stack.owner, state.owner or stack.owner) if pair[0] != pair[1]]
+    if len(state.layers) != len(stack.groups):
+        differences.append((f"{len(stack.groups)} layers", f"{len(state.layers)} layers"))
+    if differences:
+        own, other = map(quote, differences[0])
+        raise InputError(
+            f"state: expected a state of a model with {own}, got one of a model with {other}; pass the state "
+            "of an earlier output of this model"
+        )
+    if state.rows not in (None, rows):
+        raise InputError(
+            f"state: expected {rows} rows, as the ids have, got a state of {state.rows}; select its rows by "
+            "state.reorder(index), or pass ids for all of them"
+        )
+
+
+def check_same_source(ids: Tensor | None, state: object) -> None:
+    """Raise `InputError` if `ids` [B, S] are not the source that `state` has read."""
+    read = state.source_ids if isinstance(state, ModelState) else None  # others are refused with the target
+    if ids is None or read is None or ids is read:
+        return
+    values, before = host_values(ids), host_values(read)
+    same = ids.shape == read.shape
+    if same and values is not None and before is not None:
+        same = torch.equal(values, before)
+    if not same:
+        raise InputError(
+            f"input_ids: expected the source that the state has read {tuple(read.shape)}, got another "
+            f"{tuple(ids.shape)}; leave out the ids, or the state"
+        )
 
 
 def check_source_spans(spans: object, rows: int) -> None:

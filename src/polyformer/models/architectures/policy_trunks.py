@@ -9,7 +9,7 @@ sequence of steps after a state has the same results as single steps.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import TransformerXLConfig
 from polyformer.core.config import Config
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
@@ -30,6 +30,8 @@ from polyformer.nn.memory.recurrent import Hidden
 from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
 from polyformer.nn.stack.layer import LayerState
 
+S = TypeVar("S", bound=State)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrunkConfig(Config):
@@ -38,6 +40,20 @@ class TrunkConfig(Config):
     def build(self, hidden_size: int) -> "Trunk":
         """Return the module, for vectors of this width."""
         raise NotImplementedError
+
+
+def checked(state: object, kind: type[S], **shapes: tuple[int, ...]) -> S:
+    """Return a state of this kind; raises `InputError` for another, or for tensors of other shapes."""
+    if not isinstance(state, kind):
+        raise InputError(f"state: expected {kind.__name__}, which this policy returned, got {quote(state)}")
+    for name, shape in shapes.items():
+        got = tuple(getattr(state, name).shape)
+        if got != shape:
+            raise InputError(
+                f"state: expected {name} of the shape {shape}, got {got}; pass a state that this policy "
+                "returned for the same rows"
+            )
+    return state
 
 
 class Trunk(nn.Module):
@@ -126,8 +142,8 @@ class DecoderTrunk(Trunk):
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Steps]:
         """Run the stack with episodes as documents; no query sees empty slots of the memory."""
-        assert isinstance(state, Steps)
-        length, new = self.length, x.shape[1]
+        length, (rows, new, width) = self.length, x.shape
+        state = checked(state, Steps, memory=(rows, len(self.stack.groups), length, width), age=(rows,))
         episode = starts.long().cumsum(1)
         # Valid slots get document 0, which is the episode of the state; empty slots get -1.
         slots = torch.arange(length, device=x.device)
@@ -184,7 +200,8 @@ class LSTMTrunk(Trunk):
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, Cells]:
         """Run the LSTM; rows that begin an episode start from zeros."""
-        assert isinstance(state, Cells)
+        shape = len(x), self.lstm.num_layers, self.lstm.hidden_size
+        state = checked(state, Cells, hidden=shape, cell=shape)
         hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)
         # A segment ends where any row begins an episode, because `nn.LSTM` cannot reset its state.
         cuts = [t for t, any_row in enumerate(starts.any(0).tolist()) if any_row and t]
@@ -227,6 +244,7 @@ class FeedForwardTrunk(Trunk):
 
     def forward(self, x: Tensor, starts: Tensor, state: State) -> tuple[Tensor, State]:
         """Apply ReLU(W x + b) for each layer."""
+        state = checked(state, Nothing)
         for layer in self.layers:
             x = layer(x).relu()
         return x, state

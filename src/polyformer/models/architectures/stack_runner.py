@@ -27,7 +27,12 @@ from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures.arguments import OutputOptions
-from polyformer.models.architectures.checks import check_ids, check_inputs, check_source_spans
+from polyformer.models.architectures.checks import (
+    check_ids,
+    check_inputs,
+    check_source_spans,
+    check_state,
+)
 from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelState
@@ -56,15 +61,22 @@ class StackOutput:
         """Return the tokens of `hidden`."""
         return self.tokens if self.shard is None else self.tokens.local_part(self.shard)
 
-    def source_state(self, layers: tuple[LayerState, ...], spans: Tensor | None) -> ModelState:
+    def source_state(
+        self,
+        layers: tuple[LayerState, ...],
+        spans: Tensor | None,
+        ids: Tensor | None = None,
+        owner: tuple[str, ...] | None = None,
+    ) -> ModelState:
         """Return the state of a decoder that has read this output of the encoder and no token of the target.
 
-        layers: the initial states of the decoder's layers. spans: `ModelInputs.source_spans`.
+        layers: the initial states of the decoder's layers. spans: `ModelInputs.source_spans`. ids: [B, S], of
+        the source. owner: of the decoder.
         """
         tokens, shard = self.tokens, self.shard
         check_source_spans(spans, self.hidden.shape[0])
         return ModelState(
-            NO_TOKENS, layers, self.hidden, tokens.valid, tokens.length, shard, tokens.pos, spans
+            NO_TOKENS, layers, self.hidden, tokens.valid, tokens.length, shard, tokens.pos, spans, ids, owner
         )
 
     @property
@@ -104,7 +116,7 @@ class StackRunner:
         out of the computation; it is left out if this is faster and changes no result.
         """
         inputs = inputs.with_all_rows()
-        self._check(inputs, state)
+        self._check(inputs, state, cached)
         over = current_context_parallel()
         if over is not None:
             return self._compute_share(inputs, options, over, state, cached)
@@ -122,11 +134,14 @@ class StackRunner:
             hidden_states=None if layers is None else tuple(padding.unpack(layer) for layer in layers),
         )
 
-    def _check(self, inputs: ModelInputs, state: ModelState | None) -> None:
+    def _check(self, inputs: ModelInputs, state: ModelState | None, cached: bool) -> None:
         """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
         # The target of an encoder-decoder has these names.
         prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
         check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
+        if state is not None and cached:
+            assert inputs.input_ids is not None
+            check_state(state, ModelState, self.stack, inputs.input_ids.shape[0])
         # RoBERTa's padding has the row before position 0.
         rows_before = getattr(self.stack.position, "offset", 0)
         check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)

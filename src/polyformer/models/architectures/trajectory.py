@@ -22,20 +22,19 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds
 from polyformer.core.initialization import initialize
-from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.ranges import PositiveInt, Probability, UnitFloat, check_sizes
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
-from polyformer.models.architectures.checks import check_mask
+from polyformer.models.architectures.checks import check_mask, check_state
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
+from polyformer.models.outputs import TrajectoryState
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig, LayerState, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,27 +97,6 @@ class TrajectoryOutput:
     last_hidden_state: Tensor
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrajectoryState(State):
-    """The state between two steps of acting: the layers' states after `length` tokens."""
-
-    layers: tuple[LayerState, ...]
-    length: int
-
-    def last(self, count: int) -> "TrajectoryState":
-        """Return the state with only the last `count` tokens, or unchanged if a layer keeps sums of the past
-        instead of its tokens."""
-        if self.length <= count or not all(
-            isinstance(layer.self_attention, KeyValueCache) for layer in self.layers
-        ):
-            return self
-        layers = tuple(
-            dataclasses.replace(layer, self_attention=layer.self_attention.last(count))  # type: ignore[union-attr]
-            for layer in self.layers
-        )
-        return TrajectoryState(layers, count)
 
 
 class Predictions(nn.Module):
@@ -237,7 +215,10 @@ class TrajectoryTransformer(PretrainedMixin):
         values = {"states": states, "returns_to_go": returns_to_go}
         if previous is not None:
             values["actions"] = previous
-        self._check(timesteps[:, None], **{name: value[:, None] for name, value in values.items()})
+        steps = {name: value[:, None] for name, value in values.items()}
+        self._check(timesteps[:, None], least=0 if previous is None else 1, **steps)  # a step before this one
+        if state is not None:
+            check_state(state, TrajectoryState, self.decoder, len(timesteps))
         tokens, times = [self.returns(returns_to_go), self.states(states)], [timesteps, timesteps]
         if context == 1:  # the previous action belongs to the step before, which is not visible
             previous = state = None
@@ -255,9 +236,9 @@ class TrajectoryTransformer(PretrainedMixin):
         pos = timesteps.new_zeros(x.shape[1])
         x = self.dropout(self.decoder.position.embed(x, pos, 0))
         hidden, after = self.decoder(x, pos, where, states=layers)
-        return self.head.action(hidden[:, -1]), TrajectoryState(after, length)
+        return self.head.action(hidden[:, -1]), TrajectoryState(after, length, self.decoder.owner)
 
-    def _check(self, timesteps: Tensor, **values: Tensor) -> None:
+    def _check(self, timesteps: Tensor, least: int = 0, **values: Tensor) -> None:
         if timesteps.dim() != 2 or timesteps.is_floating_point():
             raise InputError(
                 f"timesteps: expected integers [batch, steps], got {timesteps.dtype} {tuple(timesteps.shape)}"
@@ -275,9 +256,9 @@ class TrajectoryTransformer(PretrainedMixin):
                 )
         if (known := bounds(timesteps)) is not None:
             low, high = known
-            if low < 0 or high >= self.config.max_timesteps:
+            if low < least or high >= self.config.max_timesteps:
                 raise InputError(
-                    f"timesteps: expected 0 to {self.config.max_timesteps - 1} (max_timesteps), "
+                    f"timesteps: expected {least} to {self.config.max_timesteps - 1} (max_timesteps), "
                     f"got {low} to {high}"
                 )
 

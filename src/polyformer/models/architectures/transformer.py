@@ -16,7 +16,7 @@ from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import arguments
 from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs, Labels, OutputOptions
-from polyformer.models.architectures.checks import refuse
+from polyformer.models.architectures.checks import check_same_source, refuse
 from polyformer.models.architectures.context_parallel import mean_loss_over_group
 from polyformer.models.architectures.exit_loss import ExitLoss
 from polyformer.models.architectures.freezing import freeze_pretrained_parameters
@@ -157,7 +157,8 @@ class Transformer(PretrainedMixin):
                 refuse("an encoder-only model", state=state, use_cache=use_cache or None)
                 encoded = self.runner("encoder").run(inputs, options, unpads=self.unpads)
                 return self._finish(encoded, labels, options, inputs.text_ids)
-            state = state or (self.new_state() if use_cache else None)
+            if state is None and use_cache:
+                state = self.new_state()
             decoded = self.runner("decoder").run(inputs, options, state, unpads=self.unpads)
             labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens, self.config.vocab_size)
             return self._finish(decoded, labels, options, inputs.text_ids, state)
@@ -178,10 +179,11 @@ class Transformer(PretrainedMixin):
             refuse("an encoder-decoder", document_ids=inputs.document_ids)
             marks, spans = inputs.global_attention_mask, inputs.source_spans
             refuse("a source that was read already", global_attention_mask=marks, source_spans=spans)
+            check_same_source(inputs.text_ids, state)
         else:
             encoded = self.read_source(inputs, options)
             layers = self.decoder.new_states(0) if use_cache else ()
-            state = encoded.source_state(layers, inputs.source_spans)
+            state = encoded.source_state(layers, inputs.source_spans, inputs.text_ids, self.decoder.owner)
         if decoder_inputs.input_ids is None and self.head.predicts_next:
             shifted = self.shifted_right(labels.labels, None)
             decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted)
@@ -208,7 +210,8 @@ class Transformer(PretrainedMixin):
         """
         assert self.decoder is not None
         source = ModelInputs(input_ids, attention_mask, **inputs)
-        return self.read_source(source).source_state(self.decoder.new_states(reserve), source.source_spans)
+        layers, owner = self.decoder.new_states(reserve), self.decoder.owner
+        return self.read_source(source).source_state(layers, source.source_spans, source.text_ids, owner)
 
     def read_source(self, inputs: ModelInputs, options: OutputOptions = NO_EXTRA_OUTPUTS) -> StackOutput:
         """Return the output of the encoder of an encoder-decoder for the source."""
@@ -218,8 +221,9 @@ class Transformer(PretrainedMixin):
 
     def new_state(self, reserve: int = 0, cache: CachePolicy | str | None = None) -> ModelState:
         """Return a decoder's state before its first token: KV caches for `reserve` tokens, with a policy."""
-        assert self.decoder is not None
-        return ModelState(NO_TOKENS, with_policy(self.decoder, self.decoder.new_states(reserve), cache))
+        stack = self.decoder
+        assert stack is not None
+        return ModelState(NO_TOKENS, with_policy(stack, stack.new_states(reserve), cache), owner=stack.owner)
 
     def logits_at(
         self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None

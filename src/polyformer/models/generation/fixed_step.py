@@ -61,9 +61,8 @@ class FixedStep:
             if reach not in shared:
                 shared[reach] = _fixed_tokens(tokens, state.tokens, parts[0], reach is not None)
             buffers.append(shared[reach])
-        source = [
-            table for table in (state.source_valid, state.source_pos, state.source_spans) if table is not None
-        ]
+        tables = state.source_valid, state.source_pos, state.source_spans, state.source_ids
+        source = [table for table in tables if table is not None]
         others = [*inputs.values(), *source]
         for fixed in shared.values():
             others += [
@@ -71,7 +70,7 @@ class FixedStep:
             ]
         for layer in state.layers:
             if layer.cross_attention is not None:
-                layer.cross_attention.map(lambda tensor: others.append(tensor) or tensor)
+                others += layer.cross_attention.tensors()
         unique = [*{id(x): x for x in others}.values()]
         return cls(tokens, state, last, inputs, stack, buffers, unique, caches)
 

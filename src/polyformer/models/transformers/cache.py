@@ -4,7 +4,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from polyformer.core.errors import InputError
-from polyformer.core.state import State
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 
@@ -80,14 +79,8 @@ class PolyformerCache(Cache):
     @property
     def batch_size(self) -> int:
         """Return the number of rows, -1 if the cache is empty."""
-        tensors = [] if self.state is None else _tensors(self.state)
-        return len(tensors[0]) if tensors else -1
-
-
-def _tensors(state: State) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    state.map(lambda tensor: (tensors.append(tensor), tensor)[1])
-    return tensors
+        rows = None if self.state is None else self.state.rows
+        return -1 if rows is None else rows
 
 
 def supports_kv_cache(model: Transformer) -> bool:

@@ -85,6 +85,7 @@ class Stack(nn.Module):
             for number in range(config.shared_layers[-1] + 1)
         )
         self.groups = config.shared_layers
+        self.owner = config.owner(hidden_size, cross is not None)  # of states
         self.layer_range = range(config.num_hidden_layers)  # all layers, except in a pipeline stage
         first = self.layers[0].get_submodule("attention.mechanism")
         for layer in self.layers[1:]:

@@ -1,13 +1,14 @@
 """The configuration of a stack: the parts of its layers, and which of them go together."""
 
 import dataclasses
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
 from polyformer.attention.patterns.source_base import check_within_sequence
 from polyformer.attention.positions import PositionConfig, SinusoidalConfig
-from polyformer.core.config import Config
+from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import LAYERS
 from polyformer.core.ops.norms import LayerNormConfig, NormConfig
@@ -19,6 +20,9 @@ from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.groups import check_groups, shared_layers
+
+STATELESS = {"dropout", "form"}
+"""Options of attention with which no state differs: two models may continue from each other's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,34 @@ class StackConfig(Config):
                     f"{name} {quote(getattr(self, name).kind)} normalizes some twice or never; use 'layer'"
                 )
 
+    def owner(self, hidden_size: int, has_cross: bool) -> tuple[str, ...]:
+        """Return the parts, as text, that a stack must share with the one whose states it continues from.
+
+        Options with their default values, and options that change no state, are left out, so that an option
+        that a later version adds changes no text.
+        """
+        parts = {name: getattr(self, name) for name in ("attention", "position", "memory")}
+        texts = [f"{name} {json.dumps(_chosen(part))}" for name, part in parts.items()]
+        own = _chosen(self.feedforward) if self.feedforward.stateful else "without a state"
+        cross = "cross-attention" if has_cross else "no cross-attention"
+        counts = f"{self.num_hidden_layers} layers", f"width {hidden_size}"
+        return *counts, cross, *texts, f"feedforward {json.dumps(own)}"
+
     @property
     def shared_layers(self) -> list[int]:
         """Return for each layer the index of its weights among all distinct layers."""
         return shared_layers(self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group)
+
+
+def _chosen(config: Config) -> dict[str, Any]:
+    """Return the kind, and the options that differ from their defaults and have an effect on states."""
+    options = {}
+    for field in dataclasses.fields(config):
+        value, default = (_plain(x) for x in (getattr(config, field.name), field.default))
+        if value != default and field.name not in STATELESS:
+            options[field.name] = value
+    return {"kind": config.kind, **options} if config.kind else options
+
+
+def _plain(value: Any) -> Any:
+    return _chosen(value) if isinstance(value, Config) else encode(value)

@@ -19,7 +19,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import TrajectoryTransformer
-from polyformer.models.architectures.trajectory import TrajectoryState
+from polyformer.models.outputs import TrajectoryState
 from polyformer.training.rl.environments import SpaceSizes, make_environment, space_sizes, vector_environment
 from polyformer.training.tasks.act import ActionPrediction
 
