@@ -155,6 +155,7 @@ of its verdict. A rule is written before the run; otherwise the record says so. 
 the figures, machines and dates.
 
 Verdicts: {counts}. *Not at this scale*: the run was too small to decide.
+*Undecided*: single seeds would give different verdicts, so their mean decides nothing.
 
 `polyformer reproduce all --data DIR --out OUT` runs all of them and makes one page with figures and tables.
 With `--quick` it takes minutes and only checks that every path runs. `make docs` makes this page from the

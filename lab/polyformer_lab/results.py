@@ -17,8 +17,13 @@ from polyformer_lab.cells import MEASURES, Cell, Row, function_of
 from polyformer_lab.expression import Array, evaluate
 from polyformer_lab.study import Claim, Study
 
-REPRODUCED, DIFFERS, UNSHOWN = OUTCOMES = "reproduced", "not reproduced", "not at this scale"
-"""The possible outcomes; the last if the runs cannot decide."""
+REPRODUCED, DIFFERS, UNSHOWN, UNDECIDED = OUTCOMES = (
+    "reproduced",
+    "not reproduced",
+    "not at this scale",
+    "undecided",
+)
+"""The possible outcomes: `UNSHOWN` if the runs are too small to decide, `UNDECIDED` if their seeds differ."""
 
 SEED = "seed"
 
@@ -32,6 +37,15 @@ class Verdict:
 
     outcome: str
     text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """The outcome of a rule, the conditions that failed in words, and the defined values."""
+
+    outcome: str
+    reasons: str
+    defined: dict[str, Any]
 
 
 class Results:
@@ -81,18 +95,37 @@ class Results:
         return np.stack([self.lookup(metric, own) for own in present])
 
     def verdict(self, claim: Claim) -> Verdict | None:
-        """Return the verdict on a claim; None, with a note in `absent`, without the cells it requires."""
-        defined: dict[str, Any] = {}
+        """Return the verdict on a claim; None, with a note in `absent`, without the cells it requires.
+
+        It is `UNDECIDED` if the rule has another outcome for the figures of some seed: a difference smaller
+        than the spread of the seeds decides nothing, whatever their mean is.
+        """
         try:
-            for name, text in claim.define.items():
-                defined[name] = evaluate(str(text), self.lookup, defined)
-            shown, holds = (
-                [(text, self._by_seed(evaluate(text, self.lookup, defined))) for text in texts]
-                for texts in (claim.shown, claim.holds)
-            )
+            whole = self._judged(claim)
         except KeyError as error:
             self.absent[claim.claim] = str(error.args[0])
             return None
+        outcome, reasons = whole.outcome, whole.reasons
+        by_seed = {seed: self._of_seed(seed)._judged(claim).outcome for seed in self.seeds}
+        if outcome != UNSHOWN and {REPRODUCED, DIFFERS} <= {*by_seed.values()}:
+            seeds = (f"{result} with seed {seed}" for seed, result in by_seed.items())
+            outcome, reasons = UNDECIDED, f", because the seeds differ: {', '.join(seeds)}"
+        figures = "; ".join(f"{name} {said(value)}" for name, value in whole.defined.items())
+        return Verdict(outcome, f"{claim.claim}: {outcome}{reasons} ({figures})")
+
+    def _of_seed(self, seed: Any) -> "Results":
+        """Return the results of a single seed."""
+        return Results(self.study, [row for row in self.rows if row.get(SEED) == seed])
+
+    def _judged(self, claim: Claim) -> "Judged":
+        """Return the outcome of a rule for all figures; raises `KeyError` for a cell that is missing."""
+        defined: dict[str, Any] = {}
+        for name, text in claim.define.items():
+            defined[name] = evaluate(str(text), self.lookup, defined)
+        shown, holds = (
+            [(text, self._by_seed(evaluate(text, self.lookup, defined))) for text in texts]
+            for texts in (claim.shown, claim.holds)
+        )
         decides = np.all([values for _, values in shown] or [True], axis=0)
         fulfilled = np.all([values for _, values in holds], axis=0)
         outcome = REPRODUCED
@@ -102,8 +135,7 @@ class Results:
             outcome = DIFFERS
         failed = [text for text, values in (shown if outcome == UNSHOWN else holds) if not np.all(values)]
         reasons = "" if outcome == REPRODUCED else f", not fulfilled: {'; '.join(failed)}"
-        figures = "; ".join(f"{name} {said(value)}" for name, value in defined.items())
-        return Verdict(outcome, f"{claim.claim}: {outcome}{reasons} ({figures})")
+        return Judged(outcome, reasons, defined)
 
     def _by_seed(self, value: Any) -> Array:
         """Return the truth of a condition for each seed; with several labels it must hold for all of them."""

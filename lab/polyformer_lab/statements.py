@@ -31,6 +31,7 @@ VERDICTS = {
     "reproduced": "tái lập được",
     "not reproduced": "không tái lập được",
     "not at this scale": "chưa quyết định được ở quy mô này",
+    "undecided": "chưa ngã ngũ giữa các seed",
     WRONG: "tài liệu viết nhầm",
     MISSING: "còn thiếu",
 }
@@ -196,7 +197,7 @@ exists. *[Bằng tiếng Việt](vi/seeds.md)*
 
 - *Shown*: a test, a page or a preset demonstrates it.
 - *Reproduced*, *not reproduced*: by the rule of a [claim](claims.md), or by figures in a page of
-  [results](results.md).
+  [results](results.md). *Undecided*: its seeds differ.
 - *Missing*: nothing here demonstrates all of it. The note names the smallest demonstration.
 """,
         "errata": "errata",
@@ -214,7 +215,7 @@ trang và lệnh được dẫn đều tồn tại. *[In English](../seeds.md)*
 
 - *Có chứng minh*: một bài kiểm thử, một trang hay một cấu hình thể hiện câu ấy.
 - *Tái lập được*, *không tái lập được*: theo luật đặt trước của một [khẳng định](../claims.md),
-  hoặc theo số liệu trong một trang [kết quả](../results.md).
+  hoặc theo số liệu trong một trang [kết quả](../results.md). *Chưa ngã ngũ*: các seed cho kết luận khác nhau.
 - *Còn thiếu*: chưa có gì chứng minh trọn vẹn; ghi chú nêu phép thử nhỏ nhất.
 """,
         "errata": "chỗ viết nhầm",

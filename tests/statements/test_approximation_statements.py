@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -137,3 +138,17 @@ def test_norms_are_ordered_as_in_the_proof():
         assert (a @ x).norm() <= spectral * x.norm()
         assert spectral <= a.norm()
         assert torch.isclose(spectral, torch.linalg.eigvalsh(a.T @ a)[-1].sqrt())
+
+
+@pytest.mark.parametrize(("k", "epsilon"), [(16, 0.3), (64, 0.2), (64, 0.4)])
+def test_random_rows_keep_lengths_with_the_stated_probability(k: int, epsilon: float):
+    """Pr[|R x| > (1 + e)|x|] is far below exp(-(e^2 - e^3) k / 4), for R [k, n] of variance 1 / k."""
+    generator, draws = torch.Generator().manual_seed(0), 4000
+    x = torch.randn(20, generator=generator)
+    lengths = torch.stack(
+        [(torch.randn(k, 20, generator=generator) / k**0.5 @ x).norm() for _ in range(draws)]
+    )
+    longer = float((lengths > (1 + epsilon) * x.norm()).float().mean())
+    bound = math.exp(-(epsilon**2 - epsilon**3) * k / 4)
+    assert longer < bound / 4
+    assert float((lengths > x.norm()).float().mean()) > 0.4  # half of all lengths grow: the bound needs e > 0

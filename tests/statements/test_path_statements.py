@@ -142,6 +142,7 @@ def remembering(memory: str, layers: int, position: str = "transformer_xl") -> T
         initializer_range=0.5,
         position=position,
         memory=memory,
+        dropout=0.0,
         attention="softmax(backend=definition)",
     )
     return model.double().eval()
@@ -164,12 +165,17 @@ def farthest(model: Transformer, tokens: int = 45) -> int:
     return tokens - 1 - int(moved.nonzero()[0])
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_memories_reach_as_far_as_stated(layers: int):
-    """m per layer; m + c * m_cm with a compressed memory, give or take a compression under way."""
-    assert farthest(remembering("recurrent(length=4)", layers)) == 4 * layers
+def test_memories_reach_as_far_as_stated(layers: int, training: bool):
+    """m per layer; m + c * m_cm with a compressed memory, give or take a compression under way.
+
+    Evaluation keeps keys and values, training the hidden states.
+    """
+    assert farthest(remembering("recurrent(length=4)", layers).train(training)) == 4 * layers
     for rate in (2, 3):
-        compressed = remembering(f"compressive(length=4, compressed_length=2, rate={rate})", layers)
+        memory = f"compressive(length=4, compressed_length=2, rate={rate})"
+        compressed = remembering(memory, layers).train(training)
         assert abs(farthest(compressed) - (4 + rate * 2) * layers) <= rate * layers
 
 
