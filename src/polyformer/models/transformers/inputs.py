@@ -11,6 +11,7 @@ from torch import Tensor
 from polyformer.attention.patterns.marked import reads_marks
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
+from polyformer.models.packed_sequences import packed_sequences
 
 Arguments = dict[str, Any]
 
@@ -24,7 +25,10 @@ SOURCE = ("decoder_input_ids", "decoder_attention_mask", "encoder_outputs", "dec
 OUTPUT_ARGUMENTS = ("output_attentions", "output_hidden_states", "return_dict")
 
 # Arguments that are used but not in the signature, from which transformers' tools read column names.
-UNLISTED_ARGUMENTS = ("num_items_in_batch", "shift_labels", "lengths", "seq_idx", "cu_seq_lens_q")
+UNLISTED_ARGUMENTS = (
+    *("num_items_in_batch", "shift_labels", "lengths"),
+    *("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"),
+)
 
 # Arguments of transformers' models that ours cannot use, with the alternative.
 UNSUPPORTED_ARGUMENTS = {
@@ -42,7 +46,7 @@ UNSUPPORTED_ARGUMENTS = {
 ALLOWED_IF_FALSE = ("output_router_logits",)
 
 # Arguments without effect: other arguments determine the same, or transformers' own model ignores them.
-IGNORED_ARGUMENTS = ("cu_seq_lens_k", "max_length_q", "max_length_k", "rewards")
+IGNORED_ARGUMENTS = ("max_length_q", "max_length_k", "rewards")
 
 
 # Families that use token types as token ids, and add their embeddings.
@@ -130,8 +134,8 @@ def resolve_text_inputs(arguments: Arguments, model: Transformer, pad: int | Non
         )
     if "inputs_embeds" in arguments and getattr(model.config.head, "end_token", None) is not None:
         raise InputError("inputs_embeds: this head finds the end of the text in its ids; pass input_ids")
+    _resolve_documents(arguments, ids, model)
     if model.encoder is None:
-        _resolve_documents(arguments, ids)
         unmasked = "attention_mask" not in arguments and "input_ids" in arguments
         # Transformers pools the last token that is not padding.
         if unmasked and pad is not None and getattr(model.config.head, "pooling", None) == "last":
@@ -174,20 +178,29 @@ def _positions_from_0(positions: Tensor, offset: int, mask: Tensor | None) -> Te
     return counted.clamp_min(0)
 
 
-def _resolve_documents(arguments: Arguments, ids: Tensor) -> None:
-    """Set document_ids of packed documents, from their numbers, their starts, or positions that restart."""
+def _resolve_documents(arguments: Arguments, ids: Tensor, model: Transformer) -> None:
+    """Set document_ids of packed documents, from numbers, ends, or positions of a decoder that restart.
+
+    Raises `InputError` for numbers or ends that do not fit the ids, or of an encoder-decoder.
+    """
     positions = arguments.get("position_ids")
-    numbers, starts = arguments.pop("seq_idx", None), arguments.pop("cu_seq_lens_q", None)
+    names = "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"
+    numbers, ends, keys = (arguments.pop(name, None) for name in names)
+    packed = next((name for name, value in zip(names, (numbers, ends)) if value is not None), None)
+    if packed is not None and model.encoder is not None and model.decoder is not None:
+        raise InputError(f"{packed}: an encoder-decoder reads a single text per row; pass attention_mask")
     if "document_ids" in arguments:
         return
     if numbers is not None:
         arguments["document_ids"] = numbers.long()
-    elif starts is not None:
-        places = torch.arange(ids.shape[1], device=starts.device)
-        # Cumulative lengths [0, n1, n1 + n2, ...].
-        documents = torch.searchsorted(starts[1:].contiguous().long(), places, right=True)
-        arguments["document_ids"] = documents.expand(ids.shape[:2])
-    elif positions is not None and "attention_mask" not in arguments and "past_key_values" not in arguments:
+    elif ends is not None:
+        documents = packed_sequences(ends, keys, *ids.shape[:2])
+        arguments["document_ids"] = documents - documents[:, :1]  # a row of one sequence has number 0
+    elif (
+        positions is not None
+        and model.encoder is None
+        and not {"attention_mask", "past_key_values"} & arguments.keys()
+    ):
         # Flash attention's convention: a position of 0 begins another document.
         documents = packed_documents(positions.expand(ids.shape[:2]))
         if documents is not None:
