@@ -34,11 +34,16 @@ _TEXT = "text", lambda value: isinstance(value, str)
 _LIST = "a list of texts", lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value)
 _NUMBERS = "a list of numbers, or of lists of numbers", lambda value: isinstance(value, list)
 _SINGLE = "a single value", lambda value: isinstance(value, str | int | float)
+_LABEL = _SINGLE[0], lambda value: _SINGLE[1](value) and not _is_empty(value)
+_TAGS = _LIST[0], lambda value: _LIST[1](value) and not _is_empty(value)
+_MISSING = {"label": "; label the row or remove it", "tags": "; give every word a tag"}
 _HOLDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     IMAGE: ("an image (bytes)", lambda value: isinstance(value, bytes)),
     "answers": ("answers {text: [...], answer_start: [...]}", are_answers),
     **dict.fromkeys(("text", "pair", "source", "target", "question", "context"), _TEXT),
-    **dict.fromkeys(("tokens", "tags", CHOICES), _LIST),
+    **dict.fromkeys(("tokens", CHOICES), _LIST),
+    "label": _LABEL,
+    "tags": _TAGS,
     **dict.fromkeys(ROLES, _NUMBERS),  # `checked_episodes` checks the numbers
 }
 
@@ -93,7 +98,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
     In memory, splits are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`. Both have the same
     rows, except for the held-out part of a few texts that would give fewer than two for validation. Labels
-    are as in the file: texts from CSV and TSV, names if a saved data set has names.
+    are as in the file without white space around them: texts from CSV and TSV, names if a saved data set has
+    names. An empty label is refused.
     """
     if is_prepared_source(config.path):
         return _prepared_splits(config, needs)
@@ -227,12 +233,25 @@ def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, spl
             column = config.columns.get(role, role)
             if column not in row:
                 raise _no_column(config, path, number, role, column, row)
-            value = chosen[role] = row[column]
+            value = chosen[role] = _label(row[column]) if role == "label" else row[column]
             expected, fits = _HOLDS.get(role, _SINGLE)
             if not fits(value):
                 where = f"{source_name(path)}, row {number}: column {quote(column)}"
-                raise InputError(f"{where} holds {quote(value)}, expected {expected}")
+                way = _MISSING.get(role, "") if _is_empty(value) else ""
+                raise InputError(f"{where} holds {quote(value)}, expected {expected}{way}")
         yield chosen
+
+
+def _label(value: Any) -> Any:
+    """Return a label without the white space around it."""
+    return value.strip() if isinstance(value, str) else value
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether a label, or a tag in a list, is an empty text or NaN."""
+    if isinstance(value, list):
+        return any(map(_is_empty, value))
+    return value != value or (isinstance(value, str) and not value.strip())
 
 
 def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:

@@ -37,6 +37,16 @@ def build(tokenizer: Tokenizer, **options: object) -> Classification:
     return ClassificationConfig(batch_tokens=512, max_length=8, **options).resolve(ROWS).build(tokenizer)  # type: ignore[arg-type]
 
 
+def test_labels_that_differ_only_in_case_are_asked_about():
+    rows = [*ROWS, {"text": "so fine", "label": "POS"}]
+    with pytest.raises(
+        InputError, match=r"^labels: 'POS' and 'pos' differ only in upper and lower case; .*task\.l"
+    ):
+        ClassificationConfig().resolve(rows)
+    stated = ClassificationConfig(labels=("POS", "neg", "pos"))
+    assert stated.resolve(rows) == stated
+
+
 def test_labels_are_those_of_the_training_data():
     config = ClassificationConfig().resolve(ROWS)
     assert config.labels == ("neg", "pos")

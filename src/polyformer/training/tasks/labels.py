@@ -29,8 +29,8 @@ def check_labels(labels: Sequence[str] | None) -> None:
 def labels_of(rows: Rows, what: str, way: str = "") -> tuple[str, ...]:
     """Return the labels of the training `rows`, sorted.
 
-    Raises `InputError` for fewer than two labels; `what` and `way` are parts of its message: the type of a
-    row, and an alternative.
+    Raises `InputError` for fewer than two labels, and for labels that differ only in case. `what` and `way`
+    are parts of the first message: the type of a row, and an alternative.
     """
     labels = {str(row["label"]) for row in rows}
     if len(labels) < 2:
@@ -38,6 +38,14 @@ def labels_of(rows: Rows, what: str, way: str = "") -> tuple[str, ...]:
             f"labels: every training {what} has the same one, {quote(labels.pop())}; two or more are "
             f"needed{way}"
         )
+    spellings: dict[str, str] = {}
+    for label in sorted(labels):
+        other = spellings.setdefault(label.casefold(), label)
+        if other != label:
+            raise InputError(
+                f"labels: {quote(other)} and {quote(label)} differ only in upper and lower case; correct the "
+                "rows, or if they are two labels, list all labels with --task.labels '[A, B]'"
+            )
     return tuple(sorted(labels))
 
 
