@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polyformer.cli.commands import model_and_texts
+from polyformer.cli.commands.explore import ExploreOptions, text_of
 from polyformer.cli.main import main
 
 SMALL = "--model.num_hidden_layers", "2", "--model.hidden_size", "32", "--model.num_attention_heads", "2"
@@ -140,3 +141,9 @@ def test_bad_input_is_one_line(words: tuple[str, ...], said: str, capsys: pytest
     assert said in error
     assert error.count("\n") == 1
     assert not Path("explorer.html").exists()
+
+
+def test_a_byte_order_mark_of_a_file_is_no_part_of_the_text(tmp_path: Path):
+    file = tmp_path / "notes.txt"
+    file.write_bytes("\ufeffa text".encode())
+    assert text_of(ExploreOptions(model="encoder-tiny", file=str(file))) == "a text"

@@ -55,6 +55,11 @@ def test_many_texts_come_in_batches_and_none_may_be_empty():
         next(input_lines(["a text", " "]))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_text(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffa text\r\n\ufeffanother\n"))
+    assert list(input_lines([])) == [["a text", "\ufeffanother"]]
+
+
 def test_a_word_too_many_is_explained(train_tiny: Trained, complaint: Callable[..., str]):
     error = complaint("generate", train_tiny("lm"), "texts")
     assert "unexpected 'texts': expected RUN and options (see polyformer generate --help)" in error

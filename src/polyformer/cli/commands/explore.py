@@ -107,7 +107,7 @@ def text_of(options: ExploreOptions) -> str | None:
         raise InputError("text: expected either TEXT or --file FILE")
     if options.file is not None:
         try:
-            text = Path(options.file).read_text(encoding="utf-8")
+            text = Path(options.file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"--file: cannot read {options.file} as text: {error}") from error
     else:

@@ -24,7 +24,10 @@ def input_lines(texts: Sequence[str]) -> Iterator[list[str]]:
         raise InputError(
             'TEXT is missing: give a text in quotes, or lines on standard input (command "..." < FILE)'
         )
-    lines = (line.rstrip("\r\n") for line in sys.stdin)
+    # A byte order mark, as in files, is no part of the first text.
+    lines = (
+        line.rstrip("\r\n").removeprefix("" if number else "\ufeff") for number, line in enumerate(sys.stdin)
+    )
     while batch := list(itertools.islice(lines, LINES)):
         yield batch
 
