@@ -21,13 +21,14 @@ from polyformer.data.parquet import read_parquet
 from polyformer.data.remote import Remote
 from polyformer.data.squad import read_qnli, read_squad
 from polyformer.data.summaries import summary_row
-from polyformer.data.tables import Header, Row, read_csv, read_jsonl, read_tsv
+from polyformer.data.tables import SAMPLE, Header, Row, read_csv, read_jsonl, read_tsv
 
 Reader = Callable[[Path, Header], Iterator[Row]]
 
 # Characters; a longer document is read in pieces, to limit the memory and the input of tokenizers.
 PIECE = 2**18
 
+_METADATA = re.compile(r"#\s*[\w.:-]+\s*=\s")  # CoNLL-U: "# sent_id = 1"
 _TITLE = re.compile(r"\s*= [^=\s].* =\s*")  # WikiText: " = Title = "; sections have more equals signs
 
 
@@ -84,14 +85,19 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
 
     Each column becomes a list. Fields are split at tabs, or at spaces if there is no tab. Without `header`
     the first field is the token and the last its tag: {tokens, tags}. The `-DOCSTART-` lines of CoNLL-2003
-    are left out.
+    and comments are left out.
     """
     sentence: list[Sequence[str]] = []
     names = list(header) if header is not None else ["tokens", "tags"]
     with opened(path) as file:
-        for number, line in enumerate(itertools.chain(lines_of(file, path), [""]), 1):
+        lines = lines_of(file, path)
+        sample = list(itertools.islice(lines, SAMPLE))
+        is_comment = _comments_of_words(sample, path)
+        for number, line in enumerate(itertools.chain(sample, lines, [""]), 1):
             if line.strip():
-                fields = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+                if is_comment(line, number):
+                    continue
+                fields = _word_fields(line)
                 if header is None and len(fields) > 1:
                     fields = [fields[0], fields[-1]]
                 if len(fields) != len(names):
@@ -104,6 +110,37 @@ def read_conll(path: Path, header: Header = None) -> Iterator[Row]:
             elif sentence:
                 yield {name: list(column) for name, column in zip(names, zip(*sentence))}
                 sentence = []
+
+
+def _word_fields(line: str) -> list[str]:
+    return line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+
+
+def _comments_of_words(sample: Sequence[str], path: Path) -> Callable[[str, int], bool]:
+    """Return a function that tells whether a line with its number is a comment, and no word.
+
+    A comment begins with # and has other fields than the words of the `sample`, or is `# name = value`. The
+    function raises `InputError` for a line that could be either.
+    """
+    words = [line for line in sample if line.strip() and not line.startswith("#")]
+    tabs = bool(words) and "\t" in words[0]
+    width = len(_word_fields(words[0])) if words else 0
+    tags = {_word_fields(line)[-1] for line in words}
+
+    def is_comment(line: str, number: int) -> bool:
+        fields = _word_fields(line)
+        if not line.startswith("#") or not words:
+            return False
+        if len(fields) != width or ("\t" in line) != tabs or _METADATA.match(line):
+            return True
+        if fields[0] == "#" and not tabs and fields[-1] not in tags:
+            raise InputError(
+                f"{path}, line {number}: {line.strip():.40} could be a comment or the word #; remove the "
+                "comments, or separate words and tags by tabs"
+            )
+        return False
+
+    return is_comment
 
 
 def read_conllu(path: Path, header: Header = None) -> Iterator[Row]:
