@@ -7,9 +7,10 @@ import pytest
 
 from pairwise import pairwise
 from polyformer import InputError
+from polyformer.data import tables
 from polyformer.data.formats import read_conllu
 from polyformer.data.guess import guess
-from polyformer.data.tables import SAMPLE, delimiter_of, read_csv, read_jsonl
+from polyformer.data.tables import SAMPLE, delimiter_of, has_quotes, read_csv, read_jsonl
 
 ROWS = [{"text": "a, fine\nfilm", "label": "1"}, {"text": 'so "long"; dull', "label": "0"}]
 
@@ -36,6 +37,41 @@ def test_the_delimiter_is_the_one_that_cuts_all_lines_alike():
     assert delimiter_of([]) == ","
     cut_within_quotes = ["a;b\n"] + ["1;2\n"] * (SAMPLE - 2) + ['"begun;\n']
     assert delimiter_of(cut_within_quotes) == ";"
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ('a\tb\n"one ""two"""\t1\n', True),
+        ('a\tb\n"one\ttwo"\t1\n', True),
+        ('a\tb\n"one\ntwo"\t1\n', True),
+        ('"a"\t"b"\n"one"\t1\n', True),
+        ('a\tb\n"one"\t1\n', False),
+        ('a\tb\n"one" and "two"\t1\n', False),
+        ('a\tb\n5" pipe\t1\n', False),
+        ('a\tb\n"not closed\t1\n', False),
+        ('a\tb\n"one\t1\ntwo"\t2\n', False),  # a mark each in two texts
+        ("a\tb\none\t1\n", False),
+        ('a\n"one ""two"""\n', False),  # no tab
+    ],
+)
+def test_quotation_marks_belong_to_the_format_or_to_the_text(tmp_path: Path, text: str, quoted: bool):
+    path = tmp_path / "a.tsv"
+    path.write_text(text)
+    assert has_quotes(path) == quoted
+
+
+@pytest.mark.parametrize("limit", [{"QUOTED": 3}, {"QUOTED_CHARACTERS": 20}], ids=str)
+def test_quotation_marks_are_looked_for_in_the_first_lines(
+    tmp_path: Path, limit: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in limit.items():
+        monkeypatch.setattr(tables, name, value)
+    path = tmp_path / "a.tsv"
+    path.write_text('a\tb\n"one ""two"""\t1\n"cut\nhere"\t1\n')  # the sample ends within quotes
+    assert has_quotes(path)
+    path.write_text('a\tb\none\t1\ntwo\t1\nten\t2\n"one ""two"""\t1\n')
+    assert not has_quotes(path)
 
 
 def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path):

@@ -4,6 +4,7 @@ A task reads columns by their roles: text and label, source and target, and so o
 names that are usual in data sets; `content_roles` infers them for a table without a header.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -55,10 +56,23 @@ ar bg bn ca cs da de el en es et fa fi fr gl he hi hr hu id is it ja ka kk km ko
 no pl ps pt ro ru si sk sl sq sr sv sw ta th tl tr uk ur uz vi xh yi zh zu ara ces deu eng fin fra heb
 hin ind ita jpn kor nld pol por ron rus spa swe tha tur ukr vie zho
 """
-_LANGUAGES = {*_LANGUAGE_CODES.split()}
+_LANGUAGE_NAMES = """
+arabic chinese czech danish dutch english finnish french german greek hebrew hindi hungarian indonesian
+italian japanese khmer korean malay norwegian polish portuguese romanian russian spanish swahili swedish
+tamil thai turkish ukrainian urdu vietnamese
+"""
+_LANGUAGES = {*_LANGUAGE_CODES.split(), *_LANGUAGE_NAMES.split()}
+_REGION = re.compile(r"([A-Za-z]{2,3})([-_][A-Z]{2}|[-_][A-Z][a-z]{3}|-[a-z]{2})")  # en-US, eng_Latn, pt-br
+
+_UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")
 
 _CREDIT = re.compile(r"attribution|CC[- ]BY", re.IGNORECASE)  # next to the sentences of Tatoeba
 _ID = re.compile(r"[\w.:-]{0,39}\d[\w.:-]{0,40}")  # a number, or a short word with a digit
+_FRACTION = re.compile(r"-?\d*\.(?!0+$)\d+")
+
+
+_USUAL = {name for names in (*_NAMES.values(), *map(" ".join, _PAIRS)) for name in names.split()}
+"""Usual names of columns."""
 
 
 def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str, str]] | None:
@@ -75,26 +89,57 @@ def roles(names: Sequence[str], kind: str | None = None) -> tuple[str, dict[str,
         if task == "classify_pair":
             columns = _pair(names) | ({"label": columns["label"]} if "label" in columns else {})
         if task == "translate" and len(columns) < 2:
-            spoken = [name for name in names if name.lower() in _LANGUAGES]
+            spoken = languages(names)
             columns = dict(zip(needed, spoken)) if len(spoken) == 2 else {}
         if len(columns) == len(needed):
             return task, columns
     return None
 
 
+def is_unnamed(name: str) -> bool:
+    """Return whether a column has no name, such as the index of pandas: empty, or `Unnamed: 0`."""
+    return _UNNAMED.fullmatch(name.strip()) is not None
+
+
 def is_heading(rows: Sequence[Sequence[str]]) -> bool:
     """Return whether the first of `rows` contains the names of the columns."""
     first, *others = rows
-    if len(set(first)) < len(first) or not all(first):
-        return False
-    known = {name for names in _NAMES.values() for name in names.split()} | {
-        name for pair in _PAIRS for name in pair
-    }
-    if any(name.strip().lower() in known | _LANGUAGES for name in first):
+    columns = list(zip(*(row for row in others if row != first))) or [()] * len(first)
+    # A name that also occurs below is a label: of languages, of kinds of texts.
+    above = [name for name, column in zip(first, columns) if name not in column]
+    if has_usual_names(above) or any(name.strip() and is_unnamed(name) for name in above):
         return True
+    if _is_header_of_pandas(first, columns):
+        return True
+    shown = [i for i, name in enumerate(first) if name or any(columns[i])]
+    names = [first[i] for i in shown]
+    if len(set(names)) < len(names) or not all(names):
+        return False
     # A header above a column of labels usually differs from all labels.
-    labels = [i for i in range(len(first)) if _are_labels([row[i] for row in others])]
-    return any(first[i] not in {row[i] for row in others} and not first[i].isdigit() for i in labels)
+    labels = [i for i in shown if _are_labels(columns[i])]
+    return any(first[i] not in {*columns[i]} and not _is_number(first[i]) for i in labels)
+
+
+def has_usual_names(cells: Sequence[str], least: int = 1) -> bool:
+    """Return whether at least `least` different cells are usual names of columns, or languages."""
+    spoken = {*languages(cells)}
+    if len(spoken) == 1:
+        spoken = {
+            cell for cell in spoken if len(cell) > 3 or not cell.istitle()
+        }  # "Hi" and "No" are words too
+    return len({cell.strip().lower() for cell in cells} & _USUAL | spoken) >= least
+
+
+def _is_header_of_pandas(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Return whether `first` is a header of columns without names, above the values `columns`.
+
+    An empty cell is above row numbers, or the columns are numbered from 0.
+    """
+    if not first[0].strip() and _are_row_numbers(columns[0]):
+        return True
+    names = list(itertools.dropwhile(lambda cell: not cell.strip(), first))
+    numbered = bool(names) and names == [str(number) for number in range(len(names))]
+    return numbered and not all(cell.isdigit() for column in columns for cell in column)
 
 
 def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> list[str] | None:
@@ -102,18 +147,25 @@ def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> lis
 
     Row numbers and credits are named `id` and `credit`. If several columns could be the label of one text
     (IMDB has a rating too), the column with the fewest values is chosen; the others become `other0`, ...
+    Numbers that are no labels may be scores or dates, and are unclear without a label.
     """
     columns = list(zip(*rows))
-    names = [_beside(column) for column in columns]
+    names = [_without_role(column) for column in columns]
     shown = [i for i, name in enumerate(names) if name is None]
     labels = [i for i in shown if _are_labels(columns[i])]
     texts = [i for i in shown if i not in labels]
+    numbers = [i for i in texts if _are_numbers(columns[i])]
+    if kind not in ("lm", "translate") and numbers and not labels:
+        return None
+    texts = [i for i in texts if i not in numbers]
     if len(labels) > 1 and len(texts) == 1 and kind in (None, "classify"):
         by_values = sorted(labels, key=lambda i: len({*columns[i]}))
         if len({*columns[by_values[0]]}) < len({*columns[by_values[1]]}):
             labels = by_values[:1]
-    if (len(texts), len(labels)) == (2, 0) or (kind == "translate" and len(shown) == 2):
+    if kind == "translate" and len(shown) == 2:
         roles = dict(zip(shown, ("source", "target")))
+    elif (len(texts), len(labels)) == (2, 0):
+        roles = dict(zip(texts, ("source", "target")))
     elif len(labels) == 1 and len(texts) in (1, 2):
         roles = {labels[0]: "label", **dict(zip(texts, ("text", "pair")))}
     elif (len(texts), len(labels)) == (1, 0):
@@ -123,13 +175,51 @@ def content_roles(rows: Sequence[Sequence[str]], kind: str | None = None) -> lis
     return [roles.get(i) or f"{names[i] or 'other'}{i}" for i in range(len(columns))]
 
 
-def _beside(column: Sequence[str]) -> str | None:
-    """Return the kind of a column that no task reads: `credit`, `id`; None for others."""
+def _without_role(column: Sequence[str]) -> str | None:
+    """Return the kind of a column that no task reads: `empty`, `credit`, `id`; None for others."""
+    if not any(column):
+        return "empty"
     if all(map(_CREDIT.search, column)):
         return "credit"
-    if len(column) > 1 and len(set(column)) == len(column) and all(map(_ID.fullmatch, column)):
+    unique = len(column) > 1 and len(set(column)) == len(column)
+    if unique and all(map(_ID.fullmatch, column)) and not any(map(_FRACTION.fullmatch, column)):
         return "id"
     return None
+
+
+def _are_row_numbers(column: Sequence[str]) -> bool:
+    return all(cell.isdigit() for cell in column) or _without_role(column) == "id"
+
+
+def _are_numbers(column: Sequence[str]) -> bool:
+    """Return whether most cells with content are numbers, dates or other values without a letter."""
+    cells = [cell for cell in column if cell.strip()]
+    return 2 * sum(map(_is_number, cells)) > len(cells)
+
+
+def _is_number(cell: str) -> bool:
+    if any(map(str.isdigit, cell)) and not any(map(str.isalpha, cell)):
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def languages(names: Sequence[str]) -> list[str]:
+    """Return the names that are languages or their codes."""
+    return [name for name in names if _is_language(name)]
+
+
+def is_number_of_row(name: str, value: object) -> bool:
+    """Return whether a column with the name of a language has numbers of rows: `id` is also Indonesian."""
+    return _is_language(name) and not (isinstance(value, str) and _ID.fullmatch(value) is None)
+
+
+def _is_language(name: str) -> bool:
+    region = _REGION.fullmatch(name.strip())
+    return (region[1] if region else name.strip()).lower() in _LANGUAGES
 
 
 def _column(role: str, names: Sequence[str]) -> str | None:

@@ -13,7 +13,16 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data.benchmarks import BENCHMARKS, Benchmark, published_in
-from polyformer.data.columns import KINDS, content_roles, is_heading, roles
+from polyformer.data.columns import (
+    KINDS,
+    content_roles,
+    has_usual_names,
+    is_heading,
+    is_number_of_row,
+    is_unnamed,
+    languages,
+    roles,
+)
 from polyformer.data.compressed_files import lines_of, opened
 from polyformer.data.directories import choose_files, suffix
 from polyformer.data.formats import SUFFIXES
@@ -28,10 +37,13 @@ from polyformer.data.origins import (
     source_files,
 )
 from polyformer.data.prepared.text import is_prepared_source
-from polyformer.data.tables import first_records
+from polyformer.data.tables import first_records, has_quotes
 
 ROWS = 500
 """The most rows that are read."""
+
+HEADING = 5
+"""Rows in which the names of columns are looked for, to report them below a title."""
 
 ARTICLES = "qnli", "squad"
 """Formats with the article of each row: many questions share a paragraph, and many paragraphs a title."""
@@ -146,13 +158,25 @@ def begins_as_squad(file: Path) -> bool:
     return head.lstrip().startswith("{") and '"paragraphs"' in head and '"qas"' in head
 
 
+def _is_conllu(file: Path) -> bool:
+    """Return whether the first word of a file has the ten fields of CoNLL-U, a number first."""
+    with opened(file) as text:
+        lines = itertools.islice(lines_of(text, file), ROWS)
+        words = (line.split("\t") for line in lines if line.strip() and not line.startswith("#"))
+        first = next(words, [])
+    return len(first) == 10 and first[0].partition("-")[0].isdigit()
+
+
 def _has_records(file: Path, size: int) -> bool:
     """Return whether a file consists of records of this size."""
     return file.stat().st_size > 0 and file.stat().st_size % size == 0
 
 
 _FORMATS: tuple[tuple[str, str, Callable[[Path], bool], str], ...] = (
+    ("csv", ".tsv", has_quotes, "its fields are quoted as in CSV"),
+    ("csv", ".txt", has_quotes, "it has tabs, and its fields are quoted as in CSV"),
     ("tsv", ".txt", _has_tabs, "its lines have tabs"),
+    ("conllu", ".conll", _is_conllu, "its words have ten fields"),
     ("squad", ".json", begins_as_squad, "it has paragraphs and qas"),
     ("cifar10", ".bin", partial(_has_records, size=3073), "by its size"),
     ("cifar100", ".bin", partial(_has_records, size=3074), "by its size"),
@@ -172,8 +196,11 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
     if format == "csv" and delimiter != ",":
         name = "tab" if delimiter == "\t" else repr(delimiter)
         guessed.explain("delimiter", name, "which its first lines have", "--data.format")
-    if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2 or is_heading(rows):
-        return  # a header, or an error that the reader reports
+    if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2:
+        return  # an error that the reader reports
+    _check_title(path, rows)
+    if is_heading(rows):
+        return
     header = content_roles(rows, kind)
     if kind is not None and not {*KINDS.get(kind, ())} <= {*(header or ())}:
         return  # the reader reports the missing column
@@ -186,6 +213,19 @@ def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str 
     guessed.explain("columns", ", ".join(header), "the first line has no column names", "--data.header")
 
 
+def _check_title(path: str, rows: list[list[str]]) -> None:
+    """Raise `InputError` if the names of the columns are below other lines, such as a title."""
+    if has_usual_names(rows[0]):
+        return
+    for number, row in enumerate(rows[1:HEADING], 1):
+        if has_usual_names(row, least=2):
+            raise InputError(
+                f"--data {path}: {quote(row)} are probably the column names, below {quote(rows[0])}; remove "
+                f"the {'line' if number == 1 else 'lines'} above them, or if all are data, name the columns "
+                "with --data.header"
+            )
+
+
 def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
     stated = options.get("columns") or {}
     header = options.get("header") or guessed.data.get("header")
@@ -193,7 +233,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     row = next(open_source(path, "train", format, header), None)
     if row is None:
         return  # the reader reports the empty source
-    names = [*row, *stated]
+    names = [name for name, value in row.items() if not is_number_of_row(name, value)] + [*stated]
     wanted = (
         kind if kind in KINDS else "translate" if kind in ("tlm", "summarize") else "lm" if kind else None
     )
@@ -202,12 +242,7 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         if kind is not None:
             guessed.kind = kind  # the reader reports the missing column
             return
-        columns = ", ".join(map(quote, names))
-        example = f"'{{text: {names[0]}, label: B}}'"
-        raise InputError(
-            f"--data {path}: cannot tell what its columns are, which are {columns}; say the task and its "
-            f"columns, as in --task.kind classify --data.columns {example}"
-        )
+        raise _unclear_columns(path, [name for name in names if not is_unnamed(name)] or names)
     guessed.kind, columns = kind or answer[0], answer[1]
     other = {role: name for role, name in columns.items() if role not in (name, *stated)}
     if other:
@@ -216,6 +251,19 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         guessed.explain("columns", said, "by their names", "--data.columns")
     if kind is None:
         guessed.explain("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
+
+
+def _unclear_columns(path: str, names: list[str]) -> InputError:
+    spoken = languages(names)
+    task, roles = "classify", ("text", "label")
+    example = [*names[:2], "B"]
+    if len(spoken) > 1:
+        task, roles, example = "translate", ("source", "target"), spoken
+    columns = ", ".join(f"{role}: {name}" for role, name in zip(roles, example))
+    return InputError(
+        f"--data {path}: cannot tell what its columns are, which are {', '.join(map(quote, names))}; say "
+        f"the task and its columns, as in --task.kind {task} --data.columns '{{{columns}}}'"
+    )
 
 
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:

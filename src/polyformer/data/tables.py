@@ -6,66 +6,117 @@ name neither file nor line of damaged JSON, and write a copy of the data into a 
 
 import csv
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TextIO
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
 from polyformer.data.compressed_files import lines_of, opened
+from polyformer.data.json_tables import list_rows, table_rows
 
 Row = dict[str, Any]
 Header = Sequence[str] | None
 
-DELIMITERS = (",", ";", "\t")
+DELIMITERS = (",", ";", "\t", "|")
 """Possible field separators of a CSV file; spreadsheets write `;` where a comma is the decimal separator."""
 
 SAMPLE = 100
 """Lines from which the delimiter is detected."""
 
+QUOTED = 10_000
+"""Lines in which quoted fields of a tab-separated file are looked for."""
+
+QUOTED_CHARACTERS = 2**24
+"""Characters in which quoted fields are looked for."""
+
+_DOUBLED = re.compile(r'"(?=.*"".*")([^"]|"")*"')
+_ENCLOSED = re.compile(r'"([^"]|"")*"|')
+_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
 _EXPECTED = "; expected an object on each line, or one list of objects"
+_STATED = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # the first line of a CSV file for Excel
 
 
 def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
-    """Yield a row per JSON object: one per line, or one list of objects; its keys are the columns."""
+    """Yield a row per JSON object: one per line, or one list of objects; its keys are the columns.
+
+    A file may also be a table in a single object (`json_tables`).
+    """
     with opened(path) as file:
-        lines = lines_of(file, path)
-        filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        first = next(filled, None)
-        if first is not None and first[1].lstrip().startswith("["):
-            yield from _objects(path, first[1] + file.read(JSON_BYTES + 1))
+        lines = enumerate(lines_of(file, path), 1)
+        filled = ((number, line) for number, line in lines if line.strip())
+        first = list(itertools.islice(filled, 2))
+        if len(first) == 1 or (first and first[0][1].strip().startswith("[")) or _is_open(first):
+            yield from _document_rows(path, first, file)
             return
-        for number, line in itertools.chain([first] if first else [], filled):
+        for number, line in itertools.chain(first, filled):
             yield parse_json(line, f"{path}, line {number}", dict, finite=False, way_out=_EXPECTED)
 
 
-def _objects(path: Path, text: str) -> Iterator[Row]:
-    for number, row in enumerate(parse_json(text, path, list, finite=False, way_out=_EXPECTED), 1):
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, element {number}: expected an object, got {quote(row)}")
-        yield row
+def _is_open(first: list[tuple[int, str]]) -> bool:
+    """Return whether the first line ends within an object."""
+    return bool(first) and first[0][1].rstrip().endswith(("{", "[", ",", ":"))
+
+
+def _document_rows(path: Path, first: list[tuple[int, str]], file: TextIO) -> list[Row]:
+    """Return the rows of a file that is one JSON text, beginning with the lines `first`."""
+    text = "".join(line for _, line in first) + file.read(JSON_BYTES + 1)
+    if text.lstrip().startswith("["):
+        return list_rows(parse_json(text, path, list, finite=False, way_out=_EXPECTED), path)
+    number, line = first[0]
+    where = f"{path}, line {number}"
+    if len(first) == 1:
+        row = parse_json(line, where, dict, finite=False, way_out=_EXPECTED)
+        rows = table_rows(row, path)
+        return [row] if rows is None else rows
+    try:
+        document = parse_json(text, path, dict, finite=False)
+    except InputError:
+        document = {}
+    rows = table_rows(document, path)
+    if rows is None:
+        # An object over several lines is no row: report its first line.
+        parse_json(line, where, dict, finite=False, way_out=_EXPECTED)
+        raise InputError(f"{where}: not JSON lines{_EXPECTED}")
+    return rows
+
+
+class _Layout(NamedTuple):
+    """The layout of a table. above: lines before the header or the first row."""
+
+    delimiter: str
+    above: int
+    lines: Iterator[str]  # from the header on
 
 
 def read_csv(path: Path, header: Header = None) -> Iterator[Row]:
     """Yield the rows of delimited values with quoting; the first line is the header unless given.
 
-    The delimiter is detected (see `delimiter_of`). Quoted fields may contain line breaks.
+    The delimiter is detected (see `delimiter_of`). Quoted fields may contain line breaks. Comments above the
+    header, Excel's `sep=;` and rows without content are left out.
     """
     with opened(path) as file:
-        delimiter, lines = _detected(lines_of(file, path))
-        records = csv.reader(lines, strict=True, delimiter=delimiter)
+        layout = _csv_layout(lines_of(file, path))
+        records = csv.reader(layout.lines, strict=True, delimiter=layout.delimiter)
         try:
-            yield from _table(path, ((records.line_num, fields) for fields in records if fields), header)
+            yield from _table(path, ((records.line_num + layout.above, row) for row in records), header)
         except csv.Error as error:
-            raise InputError(f"{path}, line {records.line_num}: not CSV ({error})") from error
+            line = records.line_num + layout.above
+            raise InputError(f"{path}, line {line}: not CSV ({error})") from error
 
 
 def read_tsv(path: Path, header: Header = None) -> Iterator[Row]:
-    """Yield the rows of tab-separated values without quoting; the first line is the header unless given."""
+    """Yield the rows of tab-separated values without quoting; the first line is the header unless given.
+
+    Comments above the header and rows without content are left out.
+    """
     with opened(path) as file:
-        lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(lines_of(file, path), 1))
-        yield from _table(path, ((number, line.split("\t")) for number, line in lines if line), header)
+        layout = _tsv_layout(lines_of(file, path))
+        lines = enumerate(layout.lines, layout.above + 1)
+        yield from _table(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines), header)
 
 
 def first_records(path: Path, format: str, most: int) -> tuple[list[list[str]], str]:
@@ -77,15 +128,53 @@ def first_records(path: Path, format: str, most: int) -> tuple[list[list[str]], 
     with opened(path) as file:
         lines = lines_of(file, path)
         if format == "tsv":
-            rows = (line.rstrip("\r\n") for line in lines)
-            return [row.split("\t") for row in itertools.islice(filter(None, rows), most)], "\t"
-        delimiter, lines = _detected(lines)
+            rows = (line.rstrip("\r\n").split("\t") for line in _tsv_layout(lines).lines)
+            return list(itertools.islice(filter(any, rows), most)), "\t"
+        layout = _csv_layout(lines)
         try:
-            for record in itertools.islice(filter(None, csv.reader(lines, delimiter=delimiter)), most):
+            for record in itertools.islice(
+                filter(any, csv.reader(layout.lines, delimiter=layout.delimiter)), most
+            ):
                 records.append(record)
         except csv.Error:
             pass
-    return records, delimiter
+    return records, layout.delimiter
+
+
+def has_quotes(path: Path) -> bool:
+    """Return whether fields of a tab-separated file are quoted as in CSV, judged by its first lines.
+
+    Quotation marks may also belong to the text. They quote a field if they enclose doubled marks, a tab or a
+    line break, or if they enclose every field that is no number.
+    """
+    with opened(path) as file:
+        lines, cut = _first_lines(_tsv_layout(lines_of(file, path)).lines)
+    rows = [line.rstrip("\r\n").split("\t") for line in lines if line.strip()]
+    cells = [cell for row in rows for cell in row]
+    if not any(cell.startswith('"') for cell in cells):
+        return False
+    try:
+        records = [record for record in csv.reader(lines, delimiter="\t", strict=not cut) if record]
+    except csv.Error:
+        return False
+    widths = {*map(len, records[: len(records) - cut])}  # the last record may end within quotes
+    if len(widths) != 1 or widths == {1}:
+        return False
+    if widths != {*map(len, rows)} or any(map(_DOUBLED.fullmatch, cells)):
+        return True
+    return all(_ENCLOSED.fullmatch(cell) or _NUMBER.fullmatch(cell) for cell in cells)
+
+
+def _first_lines(lines: Iterator[str]) -> tuple[list[str], bool]:
+    """Return the lines in which quotes are looked for, and whether there are more."""
+    first: list[str] = []
+    size = 0
+    for line in lines:
+        if len(first) == QUOTED or size > QUOTED_CHARACTERS:
+            return first, True
+        first.append(line)
+        size += len(line)
+    return first, False
 
 
 def delimiter_of(lines: Sequence[str]) -> str:
@@ -110,19 +199,81 @@ def _field_counts(lines: Sequence[str], delimiter: str) -> list[int]:
     return counts[:-1] if len(lines) == SAMPLE and len(counts) > 1 else counts
 
 
-def _detected(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
-    """Return the delimiter of a CSV file, and its lines, including the sampled lines."""
+def _csv_layout(lines: Iterator[str]) -> _Layout:
     sample = list(itertools.islice(lines, SAMPLE))
-    return delimiter_of(sample), itertools.chain(sample, lines)
+    stated = _STATED.fullmatch(sample[0].rstrip("\r\n")) if sample else None
+    above = 1 if stated else 0
+    hashes = sum(1 for _ in itertools.takewhile(_may_be_comment, sample[above:]))
+    delimiter = stated[1] if stated else delimiter_of(sample[above + hashes :] or sample[above:])
+    above += _comments(sample[above:], lambda line: sum(_field_counts([line], delimiter)))
+    return _Layout(delimiter, above, itertools.chain(sample[above:], lines))
+
+
+def _tsv_layout(lines: Iterator[str]) -> _Layout:
+    sample = list(itertools.islice(lines, SAMPLE))
+    above = _comments(sample, lambda line: line.count("\t") + 1)
+    return _Layout("\t", above, itertools.chain(sample[above:], lines))
+
+
+def _may_be_comment(line: str) -> bool:
+    return line.startswith("#") or not line.strip()
+
+
+def _comments(lines: Sequence[str], width: Callable[[str], int]) -> int:
+    """Return the number of comments `# ...` and blank lines above a table.
+
+    A line with as many fields (`width`) as the first line after the comments is part of the table: `#id,text`
+    or a text that begins with a hashtag. In a table of a single column only `# ` begins a comment.
+    """
+    body = next(itertools.dropwhile(_may_be_comment, lines), None)
+    if body is None:
+        return 0
+    expected = width(body)
+
+    def is_comment(line: str) -> bool:
+        if not line.startswith("#"):
+            return not line.strip()
+        return line.startswith("# ") if width(line) == expected == 1 else width(line) != expected
+
+    return sum(1 for _ in itertools.takewhile(is_comment, lines))
+
+
+def column_names(cells: Sequence[str]) -> list[str]:
+    """Return the names of a header; an empty cell, such as pandas' index, is named `Unnamed: 0` as in pandas.
+
+    Raises `InputError` for a name that occurs twice.
+    """
+    twice = [name for name, count in Counter(cells).items() if name.strip() and count > 1]
+    if twice:
+        raise InputError(
+            f"two columns have the name {quote(twice[0])}; rename one of them. If the first line is not a "
+            "heading, name the columns with header"
+        )
+    return [name if name.strip() else f"Unnamed: {number}" for number, name in enumerate(cells)]
 
 
 def _table(path: Path, lines: Iterable[tuple[int, list[str]]], header: Header) -> Iterator[Row]:
-    numbered = iter(lines)
-    names = list(header) if header is not None else next(numbered, (0, []))[1]
+    numbered = ((number, fields) for number, fields in lines if any(fields))
+    above = 0
+    if header is None:
+        above, cells = next(numbered, (0, []))
+        try:
+            header = column_names(cells)
+        except InputError as error:
+            raise InputError(f"{path}, line {above}: {error}") from None
+    names = list(header)
+    first = True
     for number, fields in numbered:
         if len(fields) != len(names):
+            title = above and first and len(fields) > len(names)
+            way = f"; if line {above} is a title above the column names, remove it" if title else ""
             raise InputError(
                 f"{path}, line {number}: {len(fields)} fields where {len(names)} columns are expected "
-                f"({', '.join(names):.80})"
+                f"({', '.join(names):.80}){way}"
             )
+        if above and len(names) > 1 and fields == names:
+            raise InputError(
+                f"{path}, line {number}: the column names again, as after joining files; remove this line"
+            )
+        first = False
         yield dict(zip(names, fields))
