@@ -42,8 +42,21 @@ def open_source(
     """Return the rows of the source `path`, read lazily.
 
     `format` and `header` are the user's format and column names, if any. `split` ("train", "validation" or
-    "test") selects a split of a data set that has several.
+    "test") selects a split of a data set that has several. A column `translation` of objects
+    {en: ..., de: ...}, as data sets of the hub have, becomes a column for each language.
     """
+    return _with_languages(_source_rows(path, split, format, header))
+
+
+def _with_languages(rows: Iterator[Row]) -> Iterator[Row]:
+    for row in rows:
+        texts = row.get("translation")
+        if isinstance(texts, dict):
+            row = {**{name: value for name, value in row.items() if name != "translation"}, **texts}
+        yield row
+
+
+def _source_rows(path: str | None, split: str, format: str | None, header: Header) -> Iterator[Row]:
     if path is None:
         return ({"text": text} for text in default_documents())
     if path == LIBRARY:
