@@ -13,6 +13,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data.benchmarks import BENCHMARKS, Benchmark, published_in
+from polyformer.data.chat_forms import chat_hint
 from polyformer.data.columns import (
     KINDS,
     content_roles,
@@ -238,6 +239,11 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         kind if kind in KINDS else "translate" if kind in ("tlm", "summarize") else "lm" if kind else None
     )
     answer = roles(names, wanted)
+    unclear = answer is None or (kind is None and answer[0] == "lm" and answer[1]["text"].lower() != "text")
+    if unclear and not stated and wanted in (None, "lm", "translate"):
+        hint = chat_hint(row)
+        if hint is not None:
+            raise InputError(f"--data {path}: {hint}")
     if answer is None:
         if kind is not None:
             guessed.kind = kind  # the reader reports the missing column
@@ -251,6 +257,9 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         guessed.explain("columns", said, "by their names", "--data.columns")
     if kind is None:
         guessed.explain("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
+    if guessed.kind == "qa" and _lacks_answers(path, format, {**columns, **stated}.get("answers", "answers")):
+        guessed.task = {**guessed.task, "unanswerable": True}
+        guessed.explain("unanswerable", "true", "some questions have no answer", "--task.unanswerable")
 
 
 def _unclear_columns(path: str, names: list[str]) -> InputError:
@@ -264,6 +273,13 @@ def _unclear_columns(path: str, names: list[str]) -> InputError:
         f"--data {path}: cannot tell what its columns are, which are {', '.join(map(quote, names))}; say "
         f"the task and its columns, as in --task.kind {task} --data.columns '{{{columns}}}'"
     )
+
+
+def _lacks_answers(path: str, format: str | None, column: str) -> bool:
+    """Return whether a question has no answer: of SQuAD's files any, of others one of the first rows."""
+    rows = open_source(path, "train", format)
+    answers = (row.get(column) for row in (rows if format in ARTICLES else itertools.islice(rows, ROWS)))
+    return any(isinstance(answer, dict) and answer.get("text") == [] for answer in answers)
 
 
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:

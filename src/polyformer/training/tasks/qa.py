@@ -112,7 +112,8 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
             if self.config.unanswerable:
                 return None
             raise InputError(
-                f"answers: {quote(row['question'])} has none; set task.unanswerable if that is intended"
+                f"answers: {quote(row['question'])} has none; set task.unanswerable if that is intended "
+                "(--task.unanswerable true)"
             )
         start, text = answers["answer_start"][0], answers["text"][0]
         stop = start + len(text)
