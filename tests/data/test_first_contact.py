@@ -225,7 +225,11 @@ OTHERS: list[tuple[str, str | bytes, str, list[Any], dict[str, Any]]] = [
 # name, content, the beginning of what the error says, after the name of the file
 ASKED: list[tuple[str, str | bytes, str]] = [
     ("odd.csv", table(FRAME.set_axis(["phrase", "mood"], axis=1)), "'phrase', 'mood'; .*phrase, label: mood"),
-    ("numbered.csv", table(FRAME.set_axis([0, 1], axis=1)), "which are '0', '1'; .*text: 0, label: 1"),
+    (
+        "numbered.csv",
+        table(FRAME.set_axis([0, 1], axis=1)),
+        "which are '0', '1'; .*text: \"0\", label: \"1\"",
+    ),
     ("numbers.csv", table(FRAME.set_axis([0, 1], axis=1), index=False), "which are '0', '1'; say the task"),
     ("title.csv", "My films\n" + PLAIN, "line 2: 2 fields .*; if line 1 is a title above the column names"),
     ("titles.csv", "My films,\nof 2024,\n" + PLAIN, r"\['text', 'label'\] are probably .*; remove the lines"),

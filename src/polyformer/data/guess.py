@@ -5,6 +5,7 @@ is not possible, the error names the option to set.
 """
 
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError, quote
+from polyformer.core.parsing import parse_yaml
 from polyformer.data.benchmarks import BENCHMARKS, Benchmark, published_in
 from polyformer.data.chat_forms import chat_hint
 from polyformer.data.columns import (
@@ -268,11 +270,19 @@ def _unclear_columns(path: str, names: list[str]) -> InputError:
     example = [*names[:2], "B"]
     if len(spoken) > 1:
         task, roles, example = "translate", ("source", "target"), spoken
-    columns = ", ".join(f"{role}: {name}" for role, name in zip(roles, example))
+    columns = ", ".join(f"{role}: {_in_yaml(name)}" for role, name in zip(roles, example))
     return InputError(
         f"--data {path}: cannot tell what its columns are, which are {', '.join(map(quote, names))}; say "
         f"the task and its columns, as in --task.kind {task} --data.columns '{{{columns}}}'"
     )
+
+
+def _in_yaml(name: str) -> str:
+    """Return a name in a YAML mapping, in quotes if it would be a number or several values."""
+    try:
+        return name if parse_yaml(f"{{name: {name}}}", name) == {"name": name} else json.dumps(name)
+    except InputError:
+        return json.dumps(name)
 
 
 def _lacks_answers(path: str, format: str | None, column: str) -> bool:
