@@ -5,7 +5,8 @@
 
 The prime denotes head i + H / 2 next to head i: both attend to the same values of width 2 D. `norm` is an RMS
 norm of each pair's output. The vectors a, b, a', b' [D] and the weight of the norm [2 D] are shared by all
-pairs of a layer. Ye et al. 2024, section 2.1.
+pairs of a layer. A position scheme's vectors of values, such as Shaw's, are added to both v and v'. Ye et al.
+2024, section 2.1.
 
 Deviation: none; the authors' code pairs heads 2 i and 2 i + 1, which only permutes the rows of projections.
 Cost: 2 Tq Tk (D + 2 D) products per head, half as many more as softmax attention.
@@ -20,8 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
+from polyformer.attention.functional.parts import RotatedPart
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms, ScoreTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
+from polyformer.attention.patterns.base import ScoreMod
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ranges import Probability, UnitFloat
@@ -78,7 +82,8 @@ class Differential(CachedAttention):
         k, v, state = appended(state, k, v)
         # Heads i and i + H / 2 read the values of both: [B, Hkv, Tk, 2 D].
         values = torch.cat(v.chunk(2, 1), -1).repeat(1, 2, 1, 1)
-        first, second = self.attend(q, k, values, context, position).chunk(2, 1)
+        terms = None if position is None else PairedTerms(position)
+        first, second = self.attend(q, k, values, context, terms).chunk(2, 1)
         difference = at_least_float32(first) - self.factor() * at_least_float32(second)
         weight = (1 - self.config.initial) * self.norm_weight.to(difference.dtype)
         y = F.rms_norm(difference, weight.shape, weight, EPS)  # [B, H / 2, Tq, 2 D]
@@ -88,3 +93,40 @@ class Differential(CachedAttention):
         """Return lambda, the factor of the second map."""
         a, b, other_a, other_b = at_least_float32(self.factors)
         return (a * b).sum().exp() - (other_a * other_b).sum().exp() + self.config.initial
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairedTerms:
+    """The terms of a scheme for heads that read the values of a pair, [v, v'] of width 2 D."""
+
+    position: ScoreTerms
+
+    @property
+    def farthest(self) -> int | None:
+        """The scheme's distance beyond which all distances are treated alike."""
+        return self.position.farthest
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the scheme adds nothing to the scores."""
+        return self.position.is_plain
+
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
+        """Return the scheme's sets of pairs."""
+        return self.position.parts(q, k, context)
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """Return the scheme's score function."""
+        return self.position.score_mod(q, k, context)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Return the scheme's terms by distance, with position values [H or 1, R, 2 D]."""
+        relative = self.position.relative(q, k, context)
+        if relative is None or relative.position_values is None:
+            return relative
+        values = relative.position_values
+        # One table for all heads, or one per head: heads i and i + H / 2 read the vectors of both.
+        halves = (values, values) if len(values) == 1 else values.chunk(2)
+        paired = torch.cat(halves, -1)
+        paired = paired if len(values) == 1 else paired.repeat(2, 1, 1)
+        return dataclasses.replace(relative, position_values=paired)

@@ -1,0 +1,91 @@
+"""Differential attention with terms by distance in the values, whose heads read the values of a pair."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import polyformer
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms import DifferentialConfig
+from polyformer.attention.mechanisms.differential import EPS, Differential, PairedTerms
+from polyformer.attention.positions import BoundPosition, Shape, ShawConfig, Site
+from polyformer.attention.positions.shaw import Shaw
+from polyformer.core.sequence.context import Context
+
+HEADS, WIDTH, LENGTH, CLIP = 4, 3, 9, 2
+
+
+def setting(backend: str) -> tuple[Differential, BoundPosition, list[Tensor]]:
+    torch.manual_seed(0)
+    mechanism = DifferentialConfig(backend=backend, initial=0.3).build(HEADS, WIDTH).double()
+    shape = Shape(hidden_size=HEADS * WIDTH, num_heads=HEADS, head_size=WIDTH)
+    position = ShawConfig(clip=CLIP).build(shape).double()
+    no_projection = lambda x: x  # noqa: E731
+    qkv = [torch.randn(2, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    return mechanism, BoundPosition(position, Site(0, no_projection, no_projection)), qkv
+
+
+def equation(mechanism: Differential, position: Shaw, qkv: list[Tensor], causal: bool) -> Tensor:
+    """Of each pair, map by map: the values of head h are v_j + a_d, and a pair reads those of both."""
+    q, k, v = qkv
+    slots = torch.arange(LENGTH)
+    entry = CLIP - (slots[:, None] - slots).clamp(-CLIP, CLIP)
+    keys, added = position.keys[0](entry), position.values[0](entry)  # [T, T, D]
+    scores = (q @ k.mT + torch.einsum("bhid,ijd->bhij", q, keys)) / WIDTH**0.5
+    if causal:
+        scores = scores.masked_fill(slots > slots[:, None], -torch.inf)
+    weights = scores.softmax(-1)
+    heads = []
+    for half in range(HEADS // 2):
+        pair = half, half + HEADS // 2
+        values = torch.cat([v[:, head, None] + added for head in pair], -1)  # [B, T, T, 2 D]
+        first, second = (torch.einsum("bij,bijd->bid", weights[:, head], values) for head in pair)
+        y = first - mechanism.factor() * second
+        heads.append(F.rms_norm(y, (2 * WIDTH,), (1 - 0.3) * mechanism.norm_weight, EPS))
+    y = torch.stack(heads, 1)
+    return torch.cat(y.chunk(2, -1), 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["definition", "tiled", "auto"])
+def test_vectors_of_values_are_added_to_both_values_of_a_pair(backend: str, causal: bool):
+    mechanism, terms, qkv = setting(backend)
+    assert isinstance(terms.position, Shaw)
+    learned = [*qkv, *terms.position.parameters(), *mechanism.parameters()]
+    results = []
+    context = Context(LENGTH, LENGTH, causal=causal)
+    for y in (
+        mechanism(*qkv, context, None, terms)[0],
+        equation(mechanism, terms.position, qkv, causal),
+    ):
+        weight = torch.arange(y.numel()).view_as(y).cos()
+        results.append((y, *torch.autograd.grad((y * weight).sum(), learned)))
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_tables_of_single_heads_are_paired_too():
+    _, terms, _ = setting("auto")
+    values = torch.arange(float(HEADS)).view(HEADS, 1, 1).expand(HEADS, 5, WIDTH)
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class OfEachHead(BoundPosition):
+        def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative:
+            return Relative(first=0, position_values=values)
+
+    paired = PairedTerms(OfEachHead(terms.position, terms.site)).relative(values, values, Context(5, 5))
+    assert paired is not None
+    assert paired.position_values is not None
+    assert paired.position_values[:, 0, ::WIDTH].tolist() == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+@torch.no_grad()
+def test_a_decoder_continues_from_its_cache():
+    model = polyformer.create_model("decoder-tiny", attention="differential", position="shaw").eval()
+    ids = torch.randint(3, 50, (2, 12))
+    state = model(ids[:, :5], use_cache=True).state
+    later = model(ids[:, 5:], state=state).last_hidden_state
+    torch.testing.assert_close(later, model(ids).last_hidden_state[:, 5:], rtol=1e-4, atol=1e-5)
