@@ -194,6 +194,33 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
         attend(**arguments)
 
 
+@pytest.mark.parametrize("backend", ["definition", "tiled"])
+@pytest.mark.parametrize("size", [256.0, 3e4])
+def test_weights_of_large_scores_sum_to_one(size: float, backend: str) -> None:
+    """Forward and in gradients, where float32 has steps of 1 or of 2^20 for these scores."""
+    x = torch.full((1, 2, 23, 80), size)
+    v = torch.full_like(x, size, requires_grad=True)
+    out = attend(x, x, v, backend=backend)
+    torch.testing.assert_close(out, v.detach(), rtol=1e-5, atol=0)
+    out.sum().backward()
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad, torch.ones_like(v), rtol=1e-5, atol=0)
+
+
+def test_gradients_of_large_scores_are_those_of_small_scores() -> None:
+    """The first channel adds 2^26 to all scores, where float32 has steps of 8."""
+    torch.manual_seed(0)
+    channels = torch.tensor([1.0] * 9)[None, None, :, None], -8.0 * torch.randint(0, 2, (1, 1, 30, 1))
+    v, results = torch.randn(1, 1, 30, 3), []
+    for size in (0.0, 2.0**13):
+        leaves = [*(torch.cat([torch.full_like(x, size), x], -1) for x in channels), v]
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        out = attend(*leaves, scale=1.0, backend="definition")
+        results.append([out, *(x[..., 1:] for x in torch.autograd.grad(out.sin().sum(), leaves))])
+    for small, large in zip(*results):
+        torch.testing.assert_close(large, small, rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_drops_in_every_backend() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))

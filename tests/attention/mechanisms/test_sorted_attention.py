@@ -81,6 +81,18 @@ def test_no_table_of_all_pairs_is_made():
     assert largest.largest < length * 300
 
 
+def test_weights_of_large_scores_sum_to_one_in_gradients():
+    """Scores of 1e8 and more: float32 has steps of 8 and more there."""
+    _, buckets = inputs(70, rounds=2, buckets=2)
+    context = Context(70, 70, causal=True)
+    windows = bucket_windows(buckets, 9, context)
+    q = torch.full((2, 2, 70, 6), 1e4)
+    v = torch.randn(2, 2, 70, 5, requires_grad=True)
+    sorted_attention(q, q, v, windows, context, SCALE).sum().backward()
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad.sum((2, 3)), torch.full((2, 2), 70.0 * 5), rtol=1e-4, atol=0)
+
+
 def test_large_and_equal_scores_stay_finite():
     tensors, buckets = inputs(70, rounds=2, buckets=2)
     q, k, v = (x.detach().float() for x in tensors)

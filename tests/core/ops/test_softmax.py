@@ -45,6 +45,14 @@ def test_large_scores_do_not_overflow() -> None:
     assert lse.isfinite().all()
 
 
+@torch.no_grad()
+def test_large_scores_keep_their_weights() -> None:
+    """A float32 of 1e8 has steps of 8: a rounded log-sum-exp would change all weights of a row."""
+    scores = torch.tensor([[1e8, 1e8, 1e8, 1e8 - 8, 0.0]])
+    probabilities, _ = softmax(scores)
+    torch.testing.assert_close(probabilities, scores.softmax(-1))
+
+
 def test_recording_collects_in_order_and_ends() -> None:
     assert not recording()
     with recorded() as weights:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.attention.patterns.base import Pattern
-from polyformer.core.ops.softmax import record, recorded, recording
+from polyformer.core.ops.softmax import record, recorded, recording, shares
 
 
 class RotatedPart(NamedTuple):
@@ -55,6 +55,6 @@ def attend_parts_with_lse(
         lses.append(lse)
     y, total = join_by_lse(outs, lses)
     if weights:
-        top = total.masked_fill(total == -torch.inf, 0.0)
-        record(sum((w * (lse - top).exp().unsqueeze(-1) for w, lse in zip(weights, lses)), torch.tensor(0)))
+        share_of_each = shares(torch.stack(lses, -1))[0].unsqueeze(-2).unbind(-1)
+        record(sum((w * share for w, share in zip(weights, share_of_each)), torch.tensor(0)))
     return y, total

@@ -28,23 +28,46 @@ def softmax(scores: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tens
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    lse = safe_logsumexp(scores)
-    # An empty row has lse = -inf: shifting it by 0 instead keeps exp(-inf) = 0 and its gradient 0.
-    probabilities = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0).unsqueeze(-1))
+    probabilities, lse = shares(scores)
     probabilities = edited_weights.edit(probabilities)
     record(probabilities)
     return probabilities, lse
 
 
+def shares(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the last axis [..., T] and its log-sum-exp [...], which nothing records.
+
+    If all entries are minus infinity, both have a gradient of zero. The softmax is not exp(scores - lse):
+    rounding a large `lse` would multiply all of a row's probabilities by the same wrong factor.
+    """
+    if not scores.shape[-1]:
+        return scores, safe_logsumexp(scores)
+    weights, total, top = _weights(scores)
+    return weights / total.masked_fill(total == 0, 1.0), _log(total, top)
+
+
 def safe_logsumexp(scores: Tensor) -> Tensor:
     """Return the log-sum-exp over the last axis, with a zero gradient if all entries are minus infinity."""
-    if scores.shape[-1] == 0:
+    if not scores.shape[-1]:
         return scores.sum(-1) - torch.inf
+    _, total, top = _weights(scores)
+    return _log(total, top)
+
+
+def _weights(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return exp(scores - top) [..., T], the sum of these [..., 1], and the largest score, `top` [..., 1]."""
     top = scores.detach().amax(-1, keepdim=True)
+    # A row of minus infinity: 0 instead keeps exp(-inf) = 0 and its gradient 0.
     top = top.masked_fill(top == -torch.inf, 0.0)
-    total = torch.exp(scores - top).sum(-1)
+    weights = torch.exp(scores - top)
+    return weights, weights.sum(-1, keepdim=True), top
+
+
+def _log(total: Tensor, top: Tensor) -> Tensor:
+    """Return log(total) + top [...] of tensors [..., 1]; minus infinity for a sum of 0."""
     empty = total == 0
-    return torch.log(total.masked_fill(empty, 1.0)).masked_fill(empty, -torch.inf) + top.squeeze(-1)
+    lse = torch.log(total.masked_fill(empty, 1.0)).masked_fill(empty, -torch.inf) + top
+    return lse.squeeze(-1)
 
 
 def recorded() -> AbstractContextManager[list[Tensor]]:

@@ -126,7 +126,8 @@ def _gradients(
         here = slice(starts[number], starts[number] + out_i.shape[2])
         grad, grad_lse, out, lse = (x[:, :, here] for x in whole)
         # A query without keys has lse = -inf: 0 instead avoids -inf - (-inf) = NaN.
-        weight = (lse_i.detach() - lse.masked_fill(lse == -torch.inf, 0.0)).exp()
+        # At most 1: of large scores, the two are rounded apart.
+        weight = (lse_i.detach() - lse.masked_fill(lse == -torch.inf, 0.0)).exp().clamp_max(1)
         apart = (grad * (out_i.detach() - out)).sum(-1, dtype=weight.dtype)
         outputs += [out_i, lse_i]
         gradients += [(grad * weight.unsqueeze(-1)).to(out_i.dtype), weight * (apart + grad_lse)]

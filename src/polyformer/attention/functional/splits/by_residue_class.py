@@ -28,7 +28,7 @@ from polyformer.attention.patterns.residue_class import (
     residue_class_context,
     residue_class_table,
 )
-from polyformer.core.ops.softmax import safe_logsumexp
+from polyformer.core.ops.softmax import shares
 from polyformer.core.sequence.context import Context
 
 ALTERNATIVES = 8
@@ -119,11 +119,9 @@ def join_by_lse(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]
     """Return attention over several sets of keys, from outputs [B, H, T, D] and log-sum-exps [B, H, T]."""
     if len(outs) == 1:
         return outs[0], lses[0]
-    each = torch.stack(lses, -1)
-    total = safe_logsumexp(each)
-    # A query without keys in any set has lse -inf everywhere: replace it, as -inf - (-inf) is NaN.
-    shares = torch.exp(each - total.masked_fill(total == -torch.inf, 0.0).unsqueeze(-1))
-    out = sum(out * share.unsqueeze(-1) for out, share in zip(outs, shares.unbind(-1)))
+    # A query without keys in any set has lse -inf everywhere, and shares of 0.
+    share_of_each, total = shares(torch.stack(lses, -1))
+    out = sum(out * share.unsqueeze(-1) for out, share in zip(outs, share_of_each.unbind(-1)))
     assert isinstance(out, Tensor)
     return out.to(outs[0].dtype), total
 

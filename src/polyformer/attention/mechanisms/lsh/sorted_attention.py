@@ -94,16 +94,17 @@ class SortedAttention(torch.autograd.Function):
         v: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Compute the rows with `sorted_forward`."""
-        out, lse = torch.empty_like(v), q.new_empty(q.shape[:2])
+        out, (top, total) = torch.empty_like(v), q.new_empty(2, *q.shape[:2], 1)
 
         def work(rows: Sequence[int]) -> None:
             for n in rows:
                 rounds = (Round(blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
-                out[n], lse[n] = sorted_forward(rounds, q[n] * (scale * LOG2E), k[n], v[n])
+                out[n], top[n], total[n] = sorted_forward(rounds, q[n] * (scale * LOG2E), k[n], v[n])
 
         parallel_map(work, range(len(q)), q.device)
         ctx.blocks, ctx.scale = blocks, scale
-        ctx.save_for_backward(order, spots, q, k, v, out, lse)
+        lse = ((top + total.log2()) * LN2).masked_fill_(total == 0, -torch.inf).squeeze(-1)
+        ctx.save_for_backward(order, spots, q, k, v, out, top, total)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -112,18 +113,19 @@ class SortedAttention(torch.autograd.Function):
     @autocast_disabled
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of the rows with `sorted_backward`."""
-        order, spots, q, k, v, out, lse = ctx.saved_tensors
+        order, spots, q, k, v, out, top, total = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
         # grad y_i . y_i = sum_r p_ir grad p_ir
         shift = (grad * out).sum(-1, keepdim=True)
-        # Without keys all scores are far below 0: with lse = 0 their weights are 0, not NaN.
-        lse = lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1) * LOG2E
+        # Without keys all scores are far below 0: relative to 0 their weights are 0, not NaN.
+        top, total = top.masked_fill(total == 0, 0), total.masked_fill(total == 0, 1)
+        grad, shift = grad / total, shift / total
 
         def work(rows: Sequence[int]) -> None:
             for n in rows:
                 rounds = (Round(ctx.blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
                 scaled_q = q[n] * (ctx.scale * LOG2E)
-                row = sorted_backward(rounds, scaled_q, k[n], v[n], grad[n], shift[n], lse[n])
+                row = sorted_backward(rounds, scaled_q, k[n], v[n], grad[n], shift[n], top[n])
                 for table, grad_x, factor in zip(gradients, row, (ctx.scale, LN2, 1.0)):
                     torch.mul(grad_x, factor, out=table[n])
 
@@ -131,8 +133,8 @@ class SortedAttention(torch.autograd.Function):
         return None, None, None, None, *gradients
 
 
-def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output [L, Dv] and log-sum-exp [L] of a row, with -inf for tokens without keys.
+def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output [L, Dv], t and m [L, 1] of a row; m is 0 for tokens without keys.
 
     With the maximum score t_r, the mass m_r = sum_j e^(s_ij - t_r) and the sum o_r = sum_j e^(s_ij - t_r) v_j
     of every round r, and t = max_r t_r:
@@ -159,35 +161,35 @@ def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> 
         kept, share = torch.exp2(top - highest), torch.exp2(round_top - highest)
         total, value = total * kept + mass * share, value.mul_(kept).addcmul_(out, share)
         top = highest
-    lse = ((top + total.log2()) * LN2).masked_fill_(total == 0, -torch.inf)
-    return value / total.clamp_min(torch.finfo(q.dtype).tiny), lse.squeeze(-1)
+    return value / total.clamp_min(torch.finfo(q.dtype).tiny), top, total
 
 
 def sorted_backward(
-    rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shift: Tensor, lse: Tensor
+    rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shift: Tensor, top: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients [L, D], [L, D], [L, Dv] of a row; the weights are recomputed round by round.
 
-        s_ij = scale q_i . k_j      p_ij = exp(s_ij - lse_i)      y_i = sum_j p_ij v_j
+        s_ij = scale q_i . k_j      p_ij = exp(s_ij - t_i) / m_i      y_i = sum_j p_ij v_j
 
         grad v_j  = sum_i p_ij grad y_i
         grad p_ij = grad y_i . v_j
         grad s_ij = p_ij (grad p_ij - sum_r p_ir grad p_ir) = p_ij (grad y_i . v_j - grad y_i . y_i)
         grad q_i  = scale sum_j grad s_ij k_j      grad k_j = scale sum_i grad s_ij q_i
 
-    shift [L, 1]: grad y_i . y_i. For exponentials of base 2, q is multiplied by scale * log2(e) and lse
-    [L, 1] by log2(e); the caller multiplies the returned grad q by scale, and grad k by ln(2).
+    shift [L, 1]: grad y_i . y_i. top: [L, 1], t. The caller divides grad and shift by m. For exponentials of
+    base 2, q is multiplied by scale * log2(e), as in the forward pass; the caller multiplies the returned
+    grad q by scale, and grad k by ln(2).
     """
     grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
     for round in rounds:
         blocks = round.blocks
         queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
-        grads, shifts, sums = (round.queries(x) for x in (grad, shift, lse))
+        grads, shifts, tops = (round.queries(x) for x in (grad, shift, top))
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = blocks.key_totals(k), blocks.key_totals(v)
         for start, stop in blocks.steps:
-            # p_ij, recomputed from the saved log-sum-exp.
-            weights = round.scores(queries, keys, start, stop).sub_(sums[start:stop]).exp2_()
+            # p_ij m_i, recomputed from the saved largest score.
+            weights = round.scores(queries, keys, start, stop).sub_(tops[start:stop]).exp2_()
             blocks.add_keys(grad_values, start, torch.bmm(weights.mT, grads[start:stop]))
             grad_scores = torch.bmm(grads[start:stop], values[start:stop].mT)
             # grad s_ij = p_ij (grad p_ij - shift_i)

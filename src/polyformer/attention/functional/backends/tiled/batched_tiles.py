@@ -83,8 +83,8 @@ class BatchedTiles:
         for tile, own in zip(self.tile_batch.tiles, gradient.unflatten(0, (-1, self.number)).unbind(1)):
             add_columns(table, tile.keys, own)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [N * M, G * queries, Dv] and log-sum-exps in base 2 [N * M, G * queries, 1]."""
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return outputs [N * M, G * queries, Dv], and m and s of `row_forward` [N * M, G * queries, 1]."""
         scores = self.item.product("scores", self.queries(q) * self.item.factor, self.keys(k).mT)
         # Each tile is a whole row without a mask: a plain softmax, without running sums.
         peak = scores.amax(-1, keepdim=True)
@@ -92,7 +92,7 @@ class BatchedTiles:
         total = weights.sum(-1, keepdim=True)
         if self.item.request.dropout:
             weights *= self.item.kept(weights)
-        return self.item.products(weights, self.keys(v)) / total, peak + total.log2()
+        return self.item.products(weights, self.keys(v)) / total, peak, total
 
     def backward(
         self,
@@ -102,9 +102,9 @@ class BatchedTiles:
     ) -> None:
         """Add the gradients of the tiles, by the equations of `row_backward`."""
         queries, keys, values = self.queries(inputs[0]), self.keys(inputs[1]), self.keys(inputs[2])
-        grad_out, shift, lse = map(self.queries, outs)
+        grad_out, shift, peak = map(self.queries, outs)
         scores = self.item.product("scores", queries * self.item.factor, keys.mT)
-        weights = scores.sub_(lse).exp2_()
+        weights = scores.sub_(peak).exp2_()
         grad_weights = self.item.product("gradient", grad_out, values.mT)
         kept = weights
         if self.item.request.dropout:

@@ -8,6 +8,9 @@ With p_ij = e^(score_ij - lse_i) and out_i = sum_j p_ij v_j (Dao et al. 2022, Fl
 
 shift_i contains all paths through the denominator, as sum_j p_ij grad_p_ij = grad_out_i . out_i, and the path
 through lse_i itself. Dropout multiplies p_ij by `keep` in the first line. The caller multiplies by the scale.
+
+p_ij = e^(score_ij - m_i) / s_i with the maximum m and the sum s of the forward pass. The caller divides
+grad_out_i and shift_i by s_i, which is the same in all lines and costs no operation per pair.
 """
 
 from typing import NamedTuple
@@ -45,7 +48,7 @@ def row_backward(
 ) -> None:
     """Add the gradients of a row, by the equations above."""
     raw_queries, terms = item.queries(inputs.q, row[0]), inputs.terms
-    grad_out, shift, lse = (item.queries(x, row[0]) for x in outs)
+    grad_out, shift, peak = (item.queries(x, row[0]) for x in outs)
     # Transposed once per row, for products that add to columns.
     queries_t, grad_out_t = raw_queries.mT.contiguous(), grad_out.mT.contiguous()
     queries = raw_queries * item.factor
@@ -61,8 +64,8 @@ def row_backward(
             arguments = item.mod_arguments(tile, scores)
             evaluation = Evaluation(item.request.score_mod, inputs.tables, *arguments)
             scores = item.finish(tile, evaluation.value.detach())
-        # lse includes all tiles of the row, so no running maximum is needed here.
-        weights = scores.sub_(lse).exp2_()
+        # The maximum is of all tiles of the row, so no running maximum is needed here.
+        weights = scores.sub_(peak).exp2_()
         grad_weights = item.product("gradient", grad_out, take(inputs.v, tile.keys).mT)
         keep = item.kept(weights) if item.request.dropout else None
         kept = weights if keep is None else weights * keep

@@ -7,6 +7,7 @@ FlashAttention, algorithm 1):
     s' = s 2^(m - m') + sum_j p_ij     out' = out 2^(m - m') + sum_j p_ij v_j         at the end out / s
 
 If no score can be far from 0, m = 0: the powers neither overflow nor vanish, and no subtraction is needed.
+The backward pass needs m and s: of large scores, m + log2(s) is rounded too coarsely for an exponent.
 """
 
 import torch
@@ -19,8 +20,8 @@ from polyformer.attention.functional.backends.tiled.work_items import WorkItem
 
 def row_forward(
     item: WorkItem, terms: RelativeTerms | None, row: tuple[Tile, ...], q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp in base 2 of a row, [N, G * queries, Dv or 1], summed tile by tile."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return output, m and s of a row, [N, G * queries, Dv or 1], summed tile by tile; None for m = 0."""
     queries = item.queries(q, row[0])
     content = None if terms is None else terms.content(row[0], queries)
     queries = queries * item.factor
@@ -56,8 +57,7 @@ def row_forward(
         total, value = total.add_(mass), value.add_(seen)
     assert total is not None, "a row has at least one tile"
     assert value is not None
-    lse = total.log2()
-    return value.div_(total.clamp_min_(tiny)), lse if top is None else lse.add_(top)
+    return value.div_(total.clamp_min(tiny)), top, total
 
 
 def scores_before_mod(

@@ -1,6 +1,7 @@
 """Exact attention over the keys of a layout, tile by tile, for any pattern and device, forward and backward.
 
-No tensor of size Tq x Tk is allocated. The forward pass stores the output and the log-sum-exp of each row.
+No tensor of size Tq x Tk is allocated. The forward pass stores the output and, for each row, the largest
+score and the sum of the exponentials relative to it.
 The backward pass recomputes the scores, tile by tile, and adds to gradients that are allocated once (Dao et
 al. 2022, FlashAttention, algorithms 1 and 4; here over the intervals of a layout). Scores are in base 2
 because exp2 is faster than exp on a CPU. float16 and bfloat16 are computed in float32, but stored in their
@@ -127,30 +128,30 @@ class _Call:
 def _forward(
     call: _Call,
     inputs: tuple[Tensor, Tensor, Tensor],
-    outputs: tuple[Tensor, Tensor],
+    outputs: tuple[Tensor, Tensor, Tensor],
     distances: DistanceTables | None = None,
     balance: bool = False,
 ) -> None:
-    """Write output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq, 1] tile by tile."""
-    (q, k, v), (out, lse) = inputs, outputs
+    """Write output [B, H, Tq, Dv], and m and s of `row_forward` [B, H, Tq, 1], which are 0 before."""
+    q, k, v = inputs
 
     def work(group: Sequence[WorkItem]) -> None:
         for item in in_shared_memory(group):
             own = item.by_query(q), item.gathered("keys", k), item.gathered("values", v)
-            outs, sums = item.by_query(out), item.by_query(lse)
+            out, peaks, sums = map(item.by_query, outputs)
             terms = None if distances is None else RelativeTerms(item, distances)
             item.look_at(*own[:2])
             batches, rest = batch_tiles(item, call.sizes.entries)
             for batch in batches:
                 tiles = BatchedTiles(item, batch)
-                value, total = tiles.forward(*own)
-                tiles.put(outs, value)
-                tiles.put(sums, total)
+                for x, part in zip((out, peaks, sums), tiles.forward(*own)):
+                    tiles.put(x, part)
             for row in rest:
-                value, total = row_forward(item, terms, row, *own)
-                item.put(outs, row[0], value)
+                value, peak, total = row_forward(item, terms, row, *own)
+                item.put(out, row[0], value)
                 item.put(sums, row[0], total)
-            sums.mul_(LN2)
+                if peak is not None:
+                    item.put(peaks, row[0], peak)
 
     call.parallel_map(work, balance)
 
@@ -166,21 +167,23 @@ class _TiledAttention(torch.autograd.Function):
         raw = q, k, v
         q, k, v = map(at_least_float32, raw)
         out = q.new_zeros(*q.shape[:3], v.shape[3])
-        lse = q.new_full((*q.shape[:3], 1), -torch.inf)
+        peak, total = q.new_zeros(2, *q.shape[:3], 1)
+        lse: Tensor | None = None
         distances = None if call.distances is None else call.distances.with_tensors(extra)
         inference = not any(ctx.needs_input_grad)
         if not q.is_meta:  # the meta device only traces shapes
             runs = call.row_runs(_price(call.request)) if inference else None
             if runs is not None:
+                lse = q.new_full((*q.shape[:3], 1), -torch.inf)
                 fused_rows.forward(runs, (q, k, v), call.request.scale, out, lse)
             else:
-                _forward(call, (q, k, v), (out, lse), distances, balance=inference)
-        lse = lse.squeeze(-1)
+                _forward(call, (q, k, v), (out, peak, total), distances, balance=inference)
+        lse = (total.log2().add_(peak).mul_(LN2) if lse is None else lse).squeeze(-1)
         if raw[0].dtype != out.dtype:  # ordered by token in memory: the next layer reads all heads of a token
             rows = out.new_empty(out.transpose(1, 2).shape, dtype=raw[0].dtype)
             out = rows.transpose(1, 2).copy_(out)
         ctx.call = call
-        ctx.save_for_backward(*raw, out, lse, *extra)
+        ctx.save_for_backward(*raw, out, peak, total, *extra)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -190,7 +193,7 @@ class _TiledAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of all inputs, by `row_backward`."""
         saved = ctx.saved_tensors
-        (q, k, v), (out, lse), extra = map(at_least_float32, saved[:3]), saved[3:5], saved[5:]
+        (q, k, v), (out, peak, total), extra = map(at_least_float32, saved[:3]), saved[3:6], saved[6:]
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         call: _Call = ctx.call
@@ -198,13 +201,11 @@ class _TiledAttention(torch.autograd.Function):
         # shift_i of `row_backward`: all paths through the denominator.
         shift = (grad_out * out).sum(-1)
         shift = shift if grad_lse is None else shift - grad_lse
-        # A query without keys has lse = -inf: with 0 instead, its masked scores give weights of 0, not NaN.
-        empty = lse == -torch.inf
-        rows = (
-            grad_out,
-            shift.masked_fill(empty, 0).unsqueeze(-1),
-            lse.masked_fill(empty, 0).unsqueeze(-1) / LN2,
-        )
+        # A query without keys has a sum of 0: its masked scores give weights of 0, not NaN.
+        empty = total == 0
+        total = total.masked_fill(empty, 1)
+        shift = shift.unsqueeze(-1).masked_fill(empty, 0)
+        rows = grad_out / total, shift / total, peak.masked_fill(empty, 0)
         grad_q = q.new_zeros(q.shape)
         grad_k, grad_v = _columns(k), _columns(v)
         distances = grad_distances = None
@@ -279,9 +280,9 @@ def _measured_price(groups: int) -> float:
     call = _Call(request, (), None, 0, torch.get_num_threads(), sizes)
     runs = call.row_runs(math.inf)
     assert runs is not None, "an infinite price allows any number of scores"
-    out, lse = q.new_empty(q.shape), q.new_empty((*q.shape[:3], 1))
+    out, (lse, sums) = q.new_empty(q.shape), q.new_empty((2, *q.shape[:3], 1))
     ways = {
-        "tiles": lambda: _forward(call, (q, k, k), (out, lse), balance=True),
+        "tiles": lambda: _forward(call, (q, k, k), (out, lse, sums), balance=True),
         "rows": lambda: fused_rows.forward(runs, (q, k, k), request.scale, out, lse),
     }
     scores = {
