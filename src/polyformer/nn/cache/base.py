@@ -67,13 +67,15 @@ class CacheCall:
     def weights_received(self, last: int | None = None) -> Tensor:
         """Return the attention weights that each key gets from the last `last` queries: sums [B, Hkv, Tk].
 
-        Sums over the queries, by default all, and over the query heads of a key head.
+        Sums over the queries of each row that are not padding, by default all, and over the query heads of a
+        key head.
         """
         q_len, length, valid = self.context.q_len, self.keys.shape[2], self.context.kv_valid
         dtype = torch.promote_types(self.keys.dtype, torch.float32)
         total = self.keys.new_zeros(self.keys.shape[:3], dtype=dtype)
         rows = max(1, CHUNK // (self.queries.shape[0] * self.queries.shape[1] * length))
-        for start in range(0 if last is None else max(0, q_len - last), q_len, rows):
+        counted = None if valid is None else among_last(valid, last)
+        for start in range(self._first_counted(last), q_len, rows):
             stop = min(q_len, start + rows)
             # Keys after the last query of the chunk are hidden from all its queries.
             end = length - q_len + stop
@@ -86,10 +88,32 @@ class CacheCall:
             if self.score_mod is not None:
                 scores = _changed(scores, self.score_mod, start)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            if valid is not None:  # queries that are padding do not count
-                weights = weights.masked_fill(~valid[:, None, None, own, None].bool(), 0.0)
+            if counted is not None:
+                weights = weights.masked_fill(~counted[:, None, None, own, None], 0.0)
             total[..., :end] += weights.sum((2, 3))
         return total
+
+    def _first_counted(self, last: int | None) -> int:
+        """Return the first query that is among the last `last` tokens of its row."""
+        context, valid = self.context, self.context.kv_valid
+        if last is None or valid is None:
+            return 0 if last is None else max(0, context.q_len - last)
+        # The layers share the answer: reading it waits for a GPU.
+        queries = slice(context.offset, None)
+        return context.once(
+            ("first counted", last), lambda: int(among_last(valid, last)[:, queries].any(0).int().argmax())
+        )
+
+
+def from_end(valid: Tensor) -> Tensor:
+    """Return how many tokens that are not padding a row of `valid` [B, T] has from each token on."""
+    return valid.long().flip(-1).cumsum(-1).flip(-1)
+
+
+def among_last(valid: Tensor, count: int | None) -> Tensor:
+    """Return which tokens are among the last `count` of their row that are not padding; None for all."""
+    real = valid.bool()
+    return real if count is None else real & (from_end(real) <= count)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +179,8 @@ class DroppingPolicy(CachePolicy):
         length = scores.shape[-1]
         slots = torch.arange(length, device=scores.device)
         place = slots.unsqueeze(0) if valid is None else valid.cumsum(-1) - 1
-        always = ((place < first) | (slots >= length - last)).unsqueeze(1)
+        latest = slots >= length - last if valid is None else among_last(valid, last)
+        always = ((place < first) | latest).unsqueeze(1)
         scores, order = scores.masked_fill(always, torch.inf), slots.expand_as(scores)
         if valid is not None:
             scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)

@@ -13,13 +13,14 @@ Costs `window` rows of attention weights per layer, once.
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
-from polyformer.nn.cache.base import CacheCall, DroppingPolicy
+from polyformer.nn.cache.base import CacheCall, DroppingPolicy, among_last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,17 @@ class SnapKV(DroppingPolicy):
         """Return the pooled weights from the last queries of the prompt."""
         weights = call.weights_received(self.window)
         # The weights of the window itself do not enter its neighbours' mean.
-        before = weights.shape[-1] - self.window
+        weights = weights.masked_fill(self._window(call), 0.0)
         pool = F.avg_pool1d if self.pooling == "mean" else F.max_pool1d
-        pooled = pool(weights[..., :before], self.kernel, stride=1, padding=self.kernel // 2)
-        return F.pad(pooled, (0, self.window))
+        return pool(weights, self.kernel, stride=1, padding=self.kernel // 2)
+
+    def _window(self, call: CacheCall) -> Tensor:
+        """Return which keys are of the last `window` tokens of their row, [B or 1, 1, Tk]."""
+        valid, keys = call.context.kv_valid, call.keys
+        if valid is not None:
+            return among_last(valid, self.window).unsqueeze(1)
+        slots = torch.arange(keys.shape[2], device=keys.device)
+        return (slots >= len(slots) - self.window).view(1, 1, -1)
 
     def always(self) -> tuple[int, int]:
         """Return the window."""
