@@ -172,6 +172,7 @@ class Dense(Mechanism):
         shares = torch.zeros(len(keys), dtype=q.dtype)
         groups = q.shape[1] // k.shape[1]
         own = k[row, head, keys]
+        first_share = min(policy.sinks, len(keys))  # the sinks have no part in the softmax
         for query_head in range(head * groups, (head + 1) * groups):
             sample = q[row, query_head, [j - first for j in keys[policy.sinks :]]]
             covariance = (sample - sample.mean(0)).T @ (sample - sample.mean(0)) / len(sample)
@@ -180,6 +181,6 @@ class Dense(Mechanism):
             turned = torch.stack([rotated(column, len(keys)) for column in covariance.T], 1)
             turned = torch.stack([rotated(line, len(keys)) for line in turned])
             exponent = own @ mean * scale + ((own @ turned) * own).sum(-1) * scale**2 / 2
-            shares += exponent.exp() / exponent.exp().sum() / groups
+            shares[first_share:] += exponent[first_share:].softmax(0) / groups
         score = dict(zip(keys, (shares * v[row, head, keys].norm(dim=-1)).tolist()))
         return score | dict.fromkeys(keys[: policy.sinks], math.inf)

@@ -116,6 +116,22 @@ def test_rows_of_a_batch_are_independent(policy: DroppingPolicy):
         torch.testing.assert_close(alone[0], logits[row, :1], atol=1e-10, rtol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("sides", [(0, 7), (5, 6)], ids=str)
+@pytest.mark.parametrize("policy", EXAMPLES, ids=str)
+def test_padding_on_the_right_is_no_token(policy: DroppingPolicy, sides: tuple[int, int]):
+    """The last tokens of a row are its last words, and padding after them takes no place among these."""
+    model, text, (left, right) = decoder(), ids(2), sides
+    mask = torch.ones(2, STEPS[0], dtype=torch.long)
+    mask[1, :left], mask[1, STEPS[0] - right :] = 0, 0
+    both = model(text[:, : STEPS[0]], attention_mask=mask, state=model.new_state(cache=policy)).state
+    alone = model(text[1:, left : STEPS[0] - right], state=model.new_state(cache=policy)).state
+    for token in text[:, STEPS[0] :].split(1, 1):
+        padded, single = model(token, state=both), model(token[1:], state=alone)
+        torch.testing.assert_close(padded.logits[1:], single.logits, atol=1e-10, rtol=0)
+        both, alone = padded.state, single.state
+
+
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
 def test_a_saved_state_goes_on(policy: DroppingPolicy, tmp_path: Any):
     model = decoder()

@@ -5,8 +5,8 @@
 q are the queries of the prompt before positions, as samples of a Gaussian, and R is the mean rotation at the
 next `future` positions. The exponent is the logarithm of E[exp(q^T k_j scale)] for such a query. Scores are
 means over the query heads that share a key head. The first `sinks` tokens are always kept, and excluded from
-the mean and the covariance. Keys of new tokens are all kept. Devoto et al. 2025 (Expected Attention), section
-3; their score multiplies the values by the output projection first.
+the mean, the covariance and the softmax. Keys of new tokens are all kept. Devoto et al. 2025 (Expected
+Attention), section 3; their score multiplies the values by the output projection first.
 
 Costs D^2 products per key and query head, once; no attention weights.
 """
@@ -51,10 +51,15 @@ class ExpectedAttention(DroppingPolicy):
         for group in range(mean.shape[2]):  # in turn, as each needs as much memory as the keys
             spread = ((keys @ covariance[:, :, group]) * keys).sum(-1)
             scores[:, :, group] += spread * (call.scale**2 / 2)
-        valid = call.context.kv_valid
-        if valid is not None:
-            scores = scores.masked_fill(~valid[:, None, None].bool(), -torch.inf)
-        return scores.softmax(-1).mean(2) * values.norm(dim=-1)
+        # As in the authors' code, the sinks take no share: they would weigh the heads of a group by the rest.
+        shared = self._after_sinks(call)[:, None, None]
+        return scores.masked_fill(~shared, -torch.inf).softmax(-1).mean(2) * values.norm(dim=-1)
+
+    def _after_sinks(self, call: CacheCall) -> Tensor:
+        """Return which keys are tokens after the sinks of their row, [B, Tk]."""
+        keys, valid = call.keys, call.context.kv_valid
+        real = keys.new_ones(len(keys), keys.shape[2], dtype=torch.bool) if valid is None else valid.bool()
+        return real & (real.cumsum(-1) > self.sinks)
 
     def always(self) -> tuple[int, int]:
         """Return the sinks."""
@@ -63,9 +68,7 @@ class ExpectedAttention(DroppingPolicy):
     def _statistics(self, call: CacheCall) -> tuple[Tensor, Tensor]:
         """Return the mean and the covariance of the queries after the sinks, before positions."""
         q = call.by_key_head(call.unrotated).to(torch.promote_types(call.unrotated.dtype, torch.float32))
-        valid = call.context.kv_valid
-        real = q.new_ones(len(q), q.shape[3]) if valid is None else valid.to(q.dtype)
-        weight = (real * (real.cumsum(-1) > self.sinks))[:, None, None, :, None]
+        weight = self._after_sinks(call).to(q.dtype)[:, None, None, :, None]
         count = weight.sum(3).clamp_min(1)
         mean = (q * weight).sum(3) / count
         centred = (q - mean.unsqueeze(3)) * weight
