@@ -226,6 +226,19 @@ def test_the_geometric_classifiers_loss_is_that_of_its_distribution():
     assert math.isclose(float(rule.loss(text)), total / count, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize(("target", "reaches"), [("consistency", False), ("exit", True)])
+def test_the_loss_of_consistency_trains_only_the_units(target: str, reaches: bool):
+    """CALM trains the classifier of a frozen model; the loss of Elbayad et al. is one of the whole model."""
+    of, tokens = model(rule=f"classifier(target={target})"), ids()
+    text, _, _ = course(of, tokens)
+    loss = exits(of).rule.loss(text)
+    trunk, rule = of.decoder.layers.parameters(), exits(of).rule.parameters()  # type: ignore[union-attr]
+    grads = torch.autograd.grad(loss, [*trunk, *rule], allow_unused=True)
+    moved = [grad is not None and bool(grad.any()) for grad in grads]
+    assert moved[-2:] == [True, True]
+    assert any(moved[:-2]) == reaches
+
+
 def test_mixed_training_draws_every_exit_and_others_see_the_copies():
     of, tokens = model(training="mixed"), ids(rows=8, length=12)
     with recorded_depths() as depths:

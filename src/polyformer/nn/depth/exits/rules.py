@@ -65,7 +65,8 @@ class ClassifierConfig(ExitRuleConfig):
 
     `target`: the training target. "consistency": whether the prediction at the exit is equal to the final
     prediction, independently for each exit (CALM's). "exit": the exit of an `oracle`, with q(n) = chi_n
-    prod_(m<n) (1 - chi_m), the geometric-like classifier of Elbayad et al.
+    prod_(m<n) (1 - chi_m), the geometric-like classifier of Elbayad et al. As in these papers, the loss of
+    "consistency" trains only the units, and the loss of "exit" also the layers below.
     """
 
     target: Literal["consistency", "exit"] = "consistency"
@@ -102,7 +103,10 @@ class Classifier(ExitRule):
     def loss(self, trajectory: ExitTrajectory) -> Tensor:
         """Return the binary cross-entropy at each exit, or the cross-entropy with the oracle's exits."""
         labelled = trajectory.exit_loss.labelled
-        logits = torch.stack([self.logits(n, state) for n, state in enumerate(trajectory.states[:-1])], -1)
+        states = trajectory.states[:-1]
+        if self.config.target == "consistency":  # CALM trains the units of a frozen model
+            states = [state.detach() for state in states]
+        logits = torch.stack([self.logits(n, state) for n, state in enumerate(states)], -1)
         if self.config.target == "exit":
             # log prod_(m <= n) (1 - chi_m): the token passes the exits up to n.
             stays = F.logsigmoid(-logits).cumsum(-1)
