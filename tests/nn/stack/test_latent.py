@@ -54,6 +54,21 @@ def equation(module: LatentAttention, x: Tensor, position: Position) -> Tensor:
     return module.output(torch.cat(heads, -1))
 
 
+@pytest.mark.parametrize("head_size", range(1, 14))
+def test_rope_rotates_the_default_channels_of_any_head_size(head_size: int):
+    attention = {"num_attention_heads": 2, "head_size": head_size, "latent": {}}
+    model = polyformer.create_model("decoder-tiny", attention=attention, position="rope")
+    assert model(torch.ones(1, 3, dtype=torch.long)).logits.isfinite().all()
+    rotated = AttentionConfig.from_dict(attention).rotary_width(0)
+    assert rotated == (2 if head_size < 4 else head_size // 2 // 2 * 2)
+
+
+def test_an_odd_rotary_size_is_named():
+    attention = {"latent": {"rotary_size": 3}}
+    with pytest.raises(InputError, match=r"even number of rotated channels, got 3 .*rotary_size"):
+        polyformer.create_model("decoder-tiny", attention=attention, position="rope")
+
+
 @pytest.mark.parametrize("query_size", [None, 6], ids=["projected", "latent-queries"])
 def test_both_forms_are_the_equation(query_size: int | None):
     """Outputs, gradients, and steps after a text."""

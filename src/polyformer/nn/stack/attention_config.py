@@ -25,7 +25,7 @@ class LatentConfig(Config):
 
     size: PositiveInt | None = None  # of the latent of keys and values; by default 4 D
     query_size: PositiveInt | None = None  # of the latent of queries; by default queries have none
-    rotary_size: PositiveInt | None = None  # channels of a head that carry positions; by default D / 2
+    rotary_size: PositiveInt | None = None  # channels of a head with positions; by default D / 2, made even
     value_size: PositiveInt | None = None  # of a head's values; by default D
     norm: NormConfig = RMSNormConfig(eps=1e-6)  # of the latents
     form: Literal["auto", "explicit", "absorbed"] = "auto"
@@ -38,7 +38,7 @@ class LatentConfig(Config):
     def widths(self, head_size: int) -> tuple[int, int, int]:
         """Return the channels of the rotated part, of the latent and of a value, for heads of this width."""
         return (
-            self.rotary_size or max(head_size // 2, 1),
+            self.rotary_size or 2 * max(head_size // 4, 1),  # even, as RoPE rotates pairs
             self.size or 4 * head_size,
             self.value_size or head_size,
         )

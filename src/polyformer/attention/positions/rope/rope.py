@@ -103,7 +103,8 @@ class Rope(Position):
         if self.width < 2 or self.width % 2:
             raise InputError(
                 f"fraction: expected an even number of rotated channels, got {self.width} "
-                f"({config.fraction} of head_size {head_size}); change one of the two"
+                f"({config.fraction} of head_size {head_size}); change one of the two, or the rotary_size of "
+                "latent attention"
             )
 
     @property
