@@ -1,13 +1,14 @@
 """Forgetting attention: softmax attention to keys that fade by learned gates. Lin et al. 2025, section 3.
 
     p_ij = softmax_j(q_i . k_j / sqrt(D) + F_i - F_j)        F_i = sum_(l <= i) log f_l
-    f_l = sigmoid(u_h . k_l + b_h)
+    f_l = sigmoid(u_h . k_l + b_h)        k_l: the key, after its rotation if the positions rotate
 
 The term F_i - F_j is the log of the product of all gates after key j, so a small gate lets a head forget all
 tokens before it. Between tokens the sum counts real tokens of their document only.
 
-Deviations: the paper's gate reads the layer's input; here it reads the key, so that the KV cache need not
-keep gates. Without causality, which the paper does not have, keys fade equally on both sides: -|F_i - F_j|.
+Deviations: the paper's gate reads the layer's input; here it reads the key as the KV cache keeps it, so that
+the cache need not keep gates. With RoPE a gate therefore depends on the position of its token too. Without
+causality, which the paper does not have, keys fade equally on both sides: -|F_i - F_j|.
 Cost: as softmax attention, and D + 1 per key for the gates, which are computed again from the cached keys.
 """
 
