@@ -1,5 +1,6 @@
 """What one family of encoder-decoders has that others do not: files, positions, padding and float16."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 import polyformer
 from polyformer.attention.positions import Shape, SinusoidalConfig
 from polyformer.core.files import write_tensors
+from polyformer.models.architectures.weights import with_weights
 
 WRITER = "ForConditionalGeneration"
 
@@ -123,18 +125,34 @@ def test_dropout_stands_in_all_places_of_t5(tmp_path: Path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("config", [0, 1])
-def test_float16_stays_finite_where_it_overflows(config: int, tmp_path: Path):
-    """As in the largest T5, feed-forwards write what float16 has no number for."""
+def test_float16_computes_what_exceeds_its_range(config: int, autocast: bool, tmp_path: Path):
+    """As in the largest T5, feed-forwards write what float16 has no number for, and norms divide by it."""
     theirs: Any = shaken(t5(config=config))
     ours, (_, inputs), ids = loaded(theirs, tmp_path), sources(theirs), torch.randint(3, 29, (3, 5))
-    calm = ours.half()(**inputs, decoder_input_ids=ids).logits
-    same(calm.double(), theirs(**inputs, decoder_input_ids=ids).logits, 0.05)
+    batch = {**inputs, "decoder_input_ids": ids, "labels": ids, "output_hidden_states": True}
+    for factor in (1.0, 20000.0):
+        for name, tensor in ours.named_parameters():
+            if name.endswith("feedforward.down.weight"):
+                tensor *= factor / tensor.abs().amax()
+        exact = copy.deepcopy(ours).double()(**batch)
+        rounded = copy.deepcopy(ours).to(torch.float32 if autocast else torch.float16)
+        with torch.autocast("cpu", torch.float16, enabled=autocast):
+            output = rounded(**batch)
+        apart = (output.logits.double() - exact.logits).norm() / exact.logits.norm()
+        assert apart < 0.01
+        assert output.loss.isfinite()
+        assert autocast or output.logits.dtype == torch.float16
+    assert max(tensor.abs().max() for tensor in output.hidden_states) > torch.finfo(torch.float16).max
+
+
+@torch.no_grad()
+def test_float16_stays_finite_in_int8(tmp_path: Path):
+    """Integers have no such last product: larger values become the largest of float16."""
+    ours, ids = loaded(shaken(t5()), tmp_path), torch.randint(3, 29, (3, 5))
     for name, tensor in ours.named_parameters():
         if name.endswith("feedforward.down.weight"):
             tensor *= 20000 / tensor.abs().amax()
-    output = ours(**inputs, decoder_input_ids=ids, labels=ids, output_hidden_states=True)
-    assert output.loss.isfinite()
-    assert max(tensor.abs().max() for tensor in output.hidden_states) == torch.finfo(torch.float16).max
-    for tensor in (output.logits, *output.hidden_states, *output.encoder_hidden_states):
-        assert tensor.isfinite().all()
+    rounded = with_weights(ours.float(), "int8").half()
+    assert rounded(ids, decoder_input_ids=ids).logits.isfinite().all()

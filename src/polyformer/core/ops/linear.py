@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
-from polyformer.core.ops.precision import autocast_disabled
+from polyformer.core.ops.precision import autocast_disabled, without_autocast
 from polyformer.core.ops.product_kernels import BLAS, PLAIN, PRODUCTS, LayerKernels, onednn_product
 
 M = TypeVar("M", bound=nn.Module)
@@ -188,6 +188,21 @@ def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
     return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
+class WideLinear(Linear):
+    """A linear layer that computes and returns float32 for inputs in float16, whose range its outputs exceed.
+
+    The weights keep their type. bfloat16 has the range of float32, so it is computed as in `Linear`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
+        if input.dtype != torch.float16:
+            return super().forward(input)
+        with without_autocast(input):
+            bias = None if self.bias is None else self.bias.float()
+            return linear(input.float(), self.weight.float(), bias)
+
+
 class ExactLinear(Linear):
     """A linear layer that stays in floating point in a quantized model: few numbers with a large effect."""
 
@@ -196,7 +211,7 @@ def as_torch(model: M) -> M:
     """Return a copy of the model with `torch.nn.Linear` as linear layers, which some tools require."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
-        if type(module) in (Linear, ExactLinear):
+        if type(module) in (Linear, ExactLinear, WideLinear):
             module.__class__ = nn.Linear  # type: ignore[assignment]
     return copied
 

@@ -58,11 +58,16 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (x - mean) / sqrt(var + eps) * weight + bias of x [..., width]."""
-        if input.dtype != torch.float16 or not input.is_cpu:
+        """Return (x - mean) / sqrt(var + eps) * weight + bias of x [..., width].
+
+        Of x in float32 with weights in half precision, the type of the weights.
+        """
+        wider = input.dtype == torch.float32 != self.weight.dtype != torch.float64
+        if not wider and (input.dtype != torch.float16 or not input.is_cpu):
             return super().forward(input)
         weight, bias = (None if x is None else x.float() for x in (self.weight, self.bias))
-        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+        normed = F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
+        return normed.to(self.weight.dtype if wider else input.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,13 +98,18 @@ class RMSNorm(nn.RMSNorm):
     """torch's RMS norm, faster for single tokens, where torch's many steps take as long as a product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight, for x [..., width]."""
+        """Return x / sqrt(mean(x^2) + eps) * weight, for x [..., width], in the type of the weight."""
         if self.eps is not None and self._is_plain(x):
             width, length = x.shape[-1], torch.linalg.vector_norm(x, 2, -1, True)
             rms = torch.hypot(length, x.new_full((), (width * self.eps) ** 0.5)).mul_(width**-0.5)
             return (x / rms).mul_(self.weight)
-        # torch warns of half precision with a weight in float32, as under autocast.
-        return super().forward(x.to(torch.promote_types(x.dtype, self.weight.dtype)))
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        # Half precision with a weight in float32, as under autocast, or a residual stream that is wider than
+        # the weights. torch warns of such pairs.
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        normed = F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps)
+        return normed.to(self.weight.dtype)
 
     def _is_plain(self, x: Tensor) -> bool:
         """Return whether the step-by-step definition is faster: in float32 on a CPU, outside autograd."""
@@ -121,11 +131,10 @@ class CenteredRMSNorm(RMSNorm):
         nn.init.zeros_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * (1 + weight), for x [..., width], in at least float32."""
-        dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        wide = torch.promote_types(dtype, torch.float32)
+        """Return x / sqrt(mean(x^2) + eps) * (1 + weight) of x [..., width], computed in at least float32."""
+        wide = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
         factor = 1 + self.weight.to(wide)
-        return F.rms_norm(x.to(wide), self.normalized_shape, factor, self.eps).to(dtype)
+        return F.rms_norm(x.to(wide), self.normalized_shape, factor, self.eps).to(self.weight.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.ops.int4_layers import Int4Linear
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
-from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.linear import Linear, WideLinear
 from polyformer.core.ops.quantized_layers import QuantizedLinear, QuantizedWeight, weight_of
 from polyformer.core.weights import load_weights
 from polyformer.models.config import ModelConfig
@@ -89,7 +89,7 @@ def quantize_weights(model: nn.Module, weights: str) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Not its subclasses: routers (`ExactLinear`) keep their type.
-            if type(child) is Linear:
+            if type(child) in (Linear, WideLinear):
                 setattr(parent, name, new.setdefault(id(child), LINEAR[weights](child.weight, child.bias)))
         if weights == STORED:
             continue

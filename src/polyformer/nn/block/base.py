@@ -25,6 +25,11 @@ class BlockConfig(Config):
     normalizes_output: ClassVar[bool] = False
     reversible: ClassVar[bool] = False
 
+    @property
+    def exceeds_float16(self) -> bool:
+        """Return whether outputs of feed-forwards, and sums of these, are too large for float16."""
+        return False
+
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
         """Return the wiring of `sublayers` sub-layers, with the norms that it needs."""
         raise NotImplementedError

@@ -19,9 +19,11 @@ class PreNormConfig(BlockConfig):
 
     The output is x + dropout(f(norm(x))) for every sub-layer f.
 
-    `finite`: clamp values that overflow in float16 to its largest number, so that the next norm returns no
-    NaN. T5 was trained in bfloat16, and its feed-forward outputs exceed the range of float16. `first_norm`:
-    whether the first sub-layer of the first layer has a norm; ModernBERT normalises the embeddings instead.
+    `finite`: for T5, which was trained in bfloat16: its feed-forward outputs exceed the range of float16. A
+    model in float16 then keeps them and the residual stream in float32. Not with adaptive depth, a memory,
+    quantized weights or other feed-forwards than 'dense' and 'gated': larger values then become the largest
+    number of float16. `first_norm`: whether the first sub-layer of the first layer has a norm; ModernBERT
+    normalises the embeddings instead.
     """
 
     finite: bool = False
@@ -33,6 +35,11 @@ class PreNormConfig(BlockConfig):
     @classmethod
     def examples(cls) -> tuple["PreNormConfig", ...]:
         return cls(), cls(finite=True), cls(first_norm=False)
+
+    @property
+    def exceeds_float16(self) -> bool:
+        """Return `finite`."""
+        return self.finite
 
     def for_layer(self, layer: int) -> "PreNormConfig":
         """Return the configuration of layer `layer`: only the first layer may lack its first norm."""
@@ -56,11 +63,13 @@ class PreNorm(Block):
         # x itself is never normalized, so gradients reach every layer through the identity path.
         for norm, sublayer in zip(self.norms, sublayers):
             y = self.dropout(sublayer(normalize(norm, x, valid)))
-            # An infinite float16 y would make a float32 sum infinite, which is not clamped: clamp y first.
-            x = _clamp_float16(x + (y if y.dtype == x.dtype else _clamp_float16(y))) if self.finite else x + y
+            x = finite_sum(x, y) if self.finite else x + y
         return x
 
 
-def _clamp_float16(x: Tensor) -> Tensor:
-    """Clamp a float16 x to the finite numbers of float16; return x of another type unchanged."""
-    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX) if x.dtype == torch.float16 else x
+def finite_sum(x: Tensor, y: Tensor) -> Tensor:
+    """Return x + y in the type of x, with values beyond the range of float16 clamped where it is float16."""
+    if y.dtype == torch.float16 != x.dtype:  # an infinite y would make a sum in float32 infinite
+        return x + y.clamp(-FLOAT16_MAX, FLOAT16_MAX)
+    z = x + y
+    return z.clamp(-FLOAT16_MAX, FLOAT16_MAX).to(x.dtype) if x.dtype == torch.float16 else z

@@ -48,6 +48,9 @@ class SizedConfig(FeedForwardConfig):
 class FeedForward(nn.Module):
     """A module that maps x [..., E] to [..., E]."""
 
+    def widen(self) -> None:
+        """Return float32 for x in float16 from now on, if the member can: outputs exceed float16's range."""
+
     def new_state(self) -> State | None:
         """Return the state before the first token; None for a member without a state."""
         return None

@@ -62,6 +62,10 @@ class Chunked(FeedForward):
         super().__init__()
         self.inner, self.chunk = inner, chunk
 
+    def widen(self) -> None:
+        """Return float32 for x in float16, if the inner module can."""
+        self.inner.widen()
+
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return concat(f(x_1), f(x_2), ..), where each x_i has `chunk` tokens."""
         # [B T, E]: tokens are independent, so that chunks may cross rows.

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.core.ops.dropout import Dropout
-from polyformer.core.ops.linear import Linear, activated
+from polyformer.core.ops.linear import Linear, WideLinear, activated
 from polyformer.core.sequence.context import Context
 from polyformer.nn.feedforward.base import FeedForward, SizedConfig
 
@@ -37,6 +37,10 @@ class Dense(FeedForward):
         self.dropout = Dropout(config.inner_dropout)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
+
+    def widen(self) -> None:
+        """Return float32 for x in float16."""
+        self.down.__class__ = WideLinear
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return act(x W_in + b_in) W_out + b_out."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.dropout import Dropout
-from polyformer.core.ops.linear import Linear, activated
+from polyformer.core.ops.linear import Linear, WideLinear, activated
 from polyformer.core.ranges import FiniteFloat, PositiveFloat
 from polyformer.core.sequence.context import Context
 from polyformer.nn.feedforward.base import FeedForward, SizedConfig
@@ -48,6 +48,10 @@ class Gated(FeedForward):
         self.gate = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.up = Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
+
+    def widen(self) -> None:
+        """Return float32 for x in float16."""
+        self.down.__class__ = WideLinear
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return (act(x W_gate) * x W_in) W_out, with projections within the clamp."""

@@ -86,6 +86,8 @@ class Layer(nn.Module):
         self.attention = kind(hidden_size, attention, index)
         self.cross_attention = cross and MultiHeadAttention(hidden_size, cross, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
+        if block.exceeds_float16:
+            self.feedforward.widen()
         self.has_feedforward = not isinstance(self.feedforward, NoFeedForward)
         sublayers = 1 + (cross is not None) + self.has_feedforward
         self.block = block.for_layer(index).build(hidden_size, sublayers, norm, dropout)

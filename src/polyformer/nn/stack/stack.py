@@ -98,6 +98,9 @@ class Stack(nn.Module):
         self.depth: Depth | None = config.depth.build(shape, None if normed else config.norm)
         self.final_dropout = nn.Dropout(config.final_dropout)
         self.layerdrop = config.layerdrop
+        # Depth policies and memories compute with the residual stream, in the type of their weights.
+        fixed = self.depth is None and self.memory is None
+        self.widens = config.block.exceeds_float16 and fixed
         # Whether a training pass may run only some layers: the others have no gradient then.
         self.skips_layers = bool(self.layerdrop) or self.depth is not None
 
@@ -124,6 +127,8 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("supports_packing")
+        if self.widens and x.dtype == torch.float16:
+            x = x.float()
         halting = halting or self.start_halting(x, pos, context, source)
         first_values = self.sequence[0].values(x) if self.value_residual else None
         call = StackCall(pos, context, source, states, collect, halting, x.dtype, first_values)
