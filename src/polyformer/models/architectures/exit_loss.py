@@ -5,6 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.nn.heads import Head, HeadInput
 
@@ -35,6 +36,11 @@ class ExitLoss:
         predicted = predictions()
         # Of tokens; a second prediction is of the whole text.
         logits = predicted[0] if isinstance(predicted, tuple) else predicted
+        if not logits.shape[:-1] == self.labels.shape == hidden.shape[:2]:
+            raise InputError(
+                "depth.rule: it learns from predictions of tokens, and this head predicts one of the whole "
+                "text; use the rule 'softmax' or 'saturation', or another depth"
+            )
         # -100 is not a valid index for `gather`; the last line sets these terms to 0.
         labels = self.labels.masked_fill(~self.labelled, 0)
         chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float()
