@@ -12,7 +12,7 @@ BY_DAY = {
     ("Mechanism", "differential", "Position", "shaw"): RUNS,
     ("Mechanism", "differential", "Position", "rope self_extend"): RUNS,
     ("Mechanism", "forgetting", "Position", "deberta"): RUNS,
-    ("Mechanism", "lsh", "Variant", "global"): RUNS,
+    ("Mechanism", "moba", "Position", "alibi"): RUNS,
     ("Mechanism", "performer", "Position", "alibi"): REFUSED,
     ("Mechanism", "delta", "Cache", "snapkv"): REFUSED,
     ("Depth", "exits", "Head", "classify"): REFUSED,

@@ -120,14 +120,17 @@ class ChosenBlocks(CachedAttention):
         seen = (chosen | table.near.unsqueeze(1)).expand(q.shape[0], *chosen.shape[1:])
         numbers, offset = table.numbers.expand(q.shape[0], -1), context.offset
         definition = self.config.backend == "definition"
+
         # A mod is recorded with indices of 0, which may be before the first query.
+        def is_seen(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return seen[b, h, (q_idx - offset).clamp_min(0), numbers[b, kv_idx]]
+
         return attend(
             q,
             k,
             v,
-            mask_mod=lambda b, h, q_idx, kv_idx: seen[
-                b, h, (q_idx - offset).clamp_min(0), numbers[b, kv_idx]
-            ],
+            # The meta device has no numbers for a mask; the products are the same without it.
+            mask_mod=None if q.is_meta else is_seen,
             score_mod=None if position is None else position.score_mod(q, k, context),
             relative=None if position is None else position.relative(q, k, context),
             context=context,
