@@ -47,6 +47,7 @@ class PerformerConfig(RandomFeaturesConfig):
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
+    counts_slots: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
