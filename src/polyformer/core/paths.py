@@ -1,4 +1,4 @@
-"""File names from users, refused before use if no file system can have them, and the user's cache folder."""
+"""File names from users, refused before use if no file system can have them, and the user's own folders."""
 
 import errno
 import os
@@ -30,3 +30,8 @@ def checked_path(name: str | Path) -> Path:
 def cache_folder() -> Path:
     """Return the folder of this library's files that can be made again; `RuntimeError` without a home."""
     return Path(platformdirs.user_cache_dir("polyformer", appauthor=False))
+
+
+def state_folder() -> Path:
+    """Return the folder of this library's files that belong to this user and machine."""
+    return Path(platformdirs.user_state_dir("polyformer", appauthor=False))

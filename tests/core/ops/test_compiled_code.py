@@ -1,18 +1,22 @@
 """Code compiled for other instructions is never loaded, and CXX may name a compiler of C."""
 
 import os
+import pickle
+import stat
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._inductor import config as inductor
 from torch.compiler import config
 
 from polyformer.attention.functional.backends import flex
+from polyformer.core.ops import compiled_code
 from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import compile_layers
@@ -85,3 +89,77 @@ def test_a_compiler_of_c_is_replaced_by_its_compiler_of_cpp(
     with inductor.patch({"cpp.cxx": (None, "torch's")}):
         prepare_inductor()
         assert inductor.cpp.cxx == (None, "torch's")
+
+
+class Malicious:
+    """A pickle of it creates a file."""
+
+    def __init__(self, evidence: Path):
+        self.evidence = evidence
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, int]]:
+        return os.mkfifo, (str(self.evidence), 0o600)
+
+
+def artifact(content: bytes) -> bytes:
+    """A compiled graph as torch writes it, with this pickle inside."""
+    from torch._inductor.codecache import torch_key
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+    from torch.utils._appending_byte_serializer import BytesWriter
+
+    writer = BytesWriter()
+    for part in (AOTCompiledArtifact.AOT_HEADER, torch_key(), content):
+        writer.write_bytes(part)
+    return writer.to_bytes()
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a compiled graph in a new cache folder of this user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    module = fx.symbolic_trace(nn.ReLU())
+    file = compiled_code._file(module, [torch.ones(2)])
+    assert file is not None
+    file.parent.mkdir(mode=0o700, parents=True)
+    return file
+
+
+def test_a_graph_that_this_user_has_not_compiled_is_never_unpickled(graph_file: Path, tmp_path: Path) -> None:
+    graph_file.write_bytes(artifact(pickle.dumps(Malicious(tmp_path / "evidence"))))
+    assert compiled_code._stored(graph_file) is None
+    assert not (tmp_path / "evidence").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_shared_folder_of_graphs_is_neither_read_nor_written(graph_file: Path, mode: int) -> None:
+    graph_file.parent.chmod(mode)
+    with pytest.warns(UserWarning, match=r"compiles again, .*graphs is open to other users"):
+        assert compiled_code._stored(graph_file) is None
+    compiled_code._store(graph_file, None)
+    assert not graph_file.exists()
+
+
+def test_a_changed_lowering_is_compiled_anew(graph_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fx.symbolic_trace(nn.ReLU())
+    assert compiled_code._file(module, [torch.ones(2)]) == graph_file
+    monkeypatch.setattr(compiled_code, "_lowerings", lambda: "of another version")
+    assert compiled_code._file(module, [torch.ones(2)]) != graph_file
+
+
+def test_torch_s_cache_is_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
+    with warnings.catch_warnings(action="error"):
+        prepare_inductor()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own)
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
+    with pytest.warns(UserWarning, match=r"compiles again, .*shared is open to other users"):
+        prepare_inductor()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder not in (own, shared)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -325,7 +325,10 @@ print(model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=9, compi
 """
 
     def process() -> str:
-        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        environment = os.environ | {
+            "XDG_CACHE_HOME": str(tmp_path),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
         command = [sys.executable, "-c", code]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 

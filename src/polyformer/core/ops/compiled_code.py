@@ -1,9 +1,18 @@
-"""Code that torch compiles, and its cache on disk for later processes."""
+"""Code that torch compiles, and its cache on disk for later processes.
 
+Both caches, torch's and this library's, contain pickles and machine code, so a process reads only what this
+user has written (`core/private_files.py`).
+"""
+
+import atexit
+import functools
 import hashlib
+import inspect
 import os
 import re
 import shutil
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +23,9 @@ from torch import Tensor, fx
 from torch.compiler import config
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_write
 from polyformer.core.ops import computed_once, row_product
 from polyformer.core.paths import cache_folder
+from polyformer.core.private_files import SharedError, private_folder, read_signed, write_signed
 
 MOST_FILES = 200
 """The most compiled graphs in the cache folder, of about a megabyte each."""
@@ -33,6 +42,7 @@ def prepare_inductor() -> None:
     With `CXX=gcc` the compiled code lacks the C++ library, and a process without this library cannot load it,
     so g++ takes its place.
     """
+    _use_private_cache()
     own = torch.backends.cpu.get_cpu_capability()
     if own not in config.cache_key_tag.split():
         config.cache_key_tag = f"{config.cache_key_tag} {own}".strip()
@@ -41,6 +51,30 @@ def prepare_inductor() -> None:
         from torch._inductor import config as inductor
 
         inductor.cpp.cxx = (None, compiler)
+
+
+def _use_private_cache() -> None:
+    """Replace torch's cache folder for this process if other users can write to it.
+
+    Its default is a predictable name in the folder for temporary files, which any user can create first.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(os.environ.get(_TORCH_CACHE) or default_cache_dir())
+    try:
+        private_folder(folder)
+    except (SharedError, OSError) as error:
+        _warn(error)
+        own = tempfile.mkdtemp(prefix="torchinductor_")
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        os.environ[_TORCH_CACHE] = own
+
+
+_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def _warn(reason: Exception) -> None:
+    warnings.warn(f"compile: compiles again, because no code is read from a cache: {reason}", stacklevel=4)
 
 
 def _cpp_compiler() -> str | None:
@@ -67,25 +101,43 @@ def _file(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Path | None:
     """Return the file of a compiled graph; None without a home folder."""
     forms = [(x.shape, x.stride(), x.dtype, x.device) for x in inputs]
     machine = torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
-    key = hashlib.sha256(repr((module.code, forms, machine)).encode()).hexdigest()[:32]
+    key = hashlib.sha256(repr((module.code, forms, machine, _lowerings())).encode()).hexdigest()[:32]
     try:
         return cache_folder() / "graphs" / f"{key}.bin"
     except RuntimeError:
         return None
 
 
+@functools.cache
+def _lowerings() -> str:
+    """Return a digest of the code that decides what this library's operations are compiled to."""
+    sources = map(inspect.getsource, (row_product, computed_once, sys.modules[__name__]))
+    return hashlib.sha256("".join(sources).encode()).hexdigest()
+
+
 def _stored(file: Path | None) -> Any:
-    """Return the graph in a file; None if it is missing or damaged, or its kernels cannot be built."""
-    if file is None or not file.is_file():
+    """Return the graph in a file of this user; None if it is missing or damaged, or cannot be built."""
+    if file is None:
         return None
     from torch._inductor import config as inductor
     from torch._inductor.standalone_compile import CompiledArtifact
 
     try:
-        # Testing which instructions the compiler can use takes a second; it could when the file was written.
-        with inductor.patch({"cpp.vec_isa_ok": True}):
-            return CompiledArtifact.load(path=str(file), format="binary")
-    except Exception:  # the file may be of any content
+        content = read_signed(file)
+        if content is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            checked = Path(folder, file.name)
+            checked.write_bytes(
+                content
+            )  # torch reads a file: not the one that might have been replaced since
+            # Testing which instructions the compiler can use takes a second; they are those of the file.
+            with inductor.patch({"cpp.vec_isa_ok": True}):
+                return CompiledArtifact.load(path=str(checked), format="binary")
+    except SharedError as error:
+        _warn(error)
+        return None
+    except Exception:  # of torch, for a file of another version or a lack of a compiler
         return None
 
 
@@ -111,8 +163,8 @@ def _compiled(file: Path | None, module: fx.GraphModule, inputs: Sequence[Tensor
 def _store(file: Path, compiled: Any) -> None:
     """Write a graph; without success the next process compiles it again."""
     try:
-        atomic_write(file, lambda partial: compiled.save(path=str(partial), format="binary"))
+        write_signed(file, lambda partial: compiled.save(path=str(partial), format="binary"))
         for old in sorted(file.parent.glob("*.bin"), key=lambda path: path.stat().st_mtime)[:-MOST_FILES]:
             old.unlink(missing_ok=True)
-    except (OSError, InputError, RuntimeError):
+    except (OSError, InputError, RuntimeError, SharedError):
         pass
