@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_json
-from polyformer.models.plugins import import_all
+from polyformer.models.plugins import require_imported
 from polyformer.training.metrics import read_metrics, series
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
@@ -38,12 +38,16 @@ class Running:
     def begin(self) -> None:
         """Prepare shared files, make the cells and check their recipes; nothing where data are missing."""
         if not self.sources.lacks:
-            import_all(self.study.base.get("imports", ()))
+            require_imported(self.study.base.get("imports"), "base.imports")
             prepare(self.study, self.out, self.sources)
-            self.cells = cells_of(self.study, self.out.absolute(), self.sources)
-            for recipe in (Recipe.from_dict(cell.recipe) for cell in self.cells if cell.recipe is not None):
+            cells = cells_of(self.study, self.out.absolute(), self.sources)
+            recipes = [cell.recipe for cell in cells if cell.recipe is not None]
+            for recipe in recipes:
+                require_imported(recipe.get("imports"))
+            for recipe in map(Recipe.from_dict, recipes):
                 if recipe.model.pretrained is None:  # else the checkpoint may be that of another cell
                     recipe.model_config()
+            self.cells = cells
 
     @property
     def obstacle(self) -> str:

@@ -180,11 +180,53 @@ def test_every_command_takes_it(
     capsys.readouterr()
 
 
-def test_a_recipe_names_its_imports(mine: Path, forget: Callable[[], None], capsys: Any):
-    Path("own.yaml").write_text("imports: [parts_of_mine.py]\nmodel: {preset: decoder-tiny, head: my_head}\n")
+def test_a_recipe_does_not_import_what_the_command_line_does_not_name(
+    mine: Path, tmp_path: Path, forget: Callable[[], None], complaint: Callable[..., str], capsys: Any
+):
+    evidence = tmp_path / "evidence"
+    mine.write_text(f"{MINE}\nopen({str(evidence)!r}, 'w').close()\n")
+    Path("package").mkdir()
+    mine.with_name("package").joinpath("__init__.py").write_text(mine.read_text())
+    settings = "model: {preset: decoder-tiny, head: my_head}\n"
+    for name in ("parts_of_mine.py", "./parts_of_mine.py", str(mine), "package", "parts_of_mine"):
+        Path("own.yaml").write_text(f"imports: [{name}]\n{settings}")
+        for words in (["--print"], [], ["--data", "own.yaml", "--print"]):
+            error = complaint("train", "own.yaml", *words)
+            assert f"imports: '{name}' is code" in error
+            assert f"add --import {name} to the command" in error
+    assert not evidence.exists()
+    for name in ("parts_of_mine.py", str(mine)):
+        Path("own.yaml").write_text(f"imports: [{name}]\n{settings}")
+        assert main(["train", "own.yaml", "--print", "--import", "parts_of_mine.py"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["imports"] == [str(mine)]
+    assert evidence.exists()
+
+
+@pytest.mark.parametrize("imports", ["5", "[5]", "{a: b}", "[[]]"])
+def test_imports_that_are_no_names(imports: str, mine: Path, complaint: Callable[..., str]):
+    Path("own.yaml").write_text(f"imports: {imports}\n")
+    assert "imports" in complaint("train", "own.yaml", "--print")
+
+
+def test_a_recipe_imports_modules_of_this_project(mine: Path, forget: Callable[[], None], capsys: Any):
+    Path("own.yaml").write_text("imports: [polyformer_lab.recurrent]\n")
     assert main(["train", "own.yaml", "--print"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["imports"] == [str(mine)]
-    assert "parts_of_mine" in sys.modules
+    assert yaml.safe_load(capsys.readouterr().out)["imports"] == ["polyformer_lab.recurrent"]
+    assert "polyformer_lab.recurrent" in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name", ["polyformer_lab.mine.py", "polyformer_lab.mine/x.py", "polyformer_lab.mine"]
+)
+def test_a_name_like_those_of_this_project_is_not_imported(
+    name: str, mine: Path, tmp_path: Path, forget: Callable[[], None], complaint: Callable[..., str]
+):
+    path = Path(name) if name.endswith(".py") else Path(name, "__init__.py")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"open({str(tmp_path / 'evidence')!r}, 'w').close()")
+    Path("own.yaml").write_text(f"imports: [{name}]\n")
+    assert "import" in complaint("train", "own.yaml", "--print")
+    assert not (tmp_path / "evidence").exists()
 
 
 @pytest.mark.parametrize(

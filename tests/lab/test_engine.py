@@ -14,6 +14,7 @@ import yaml
 from forking import run_python, start_python
 from polyformer import InputError
 from polyformer.cli.main import main
+from polyformer.models.plugins import IMPORTED_NAMES
 from polyformer_lab import processes
 from polyformer_lab.cells import MEASURES, cells_of, ordered
 from polyformer_lab.results import read_csv
@@ -37,6 +38,7 @@ holds: [gain > -10, "mean(parameters[16, pre]) > mean(parameters[8, pre])"]
 metrics: [validation.loss]
 plot: {x: width, y: validation.loss}
 """
+SMALL = ["--training.steps", "1"]
 
 
 @pytest.fixture
@@ -183,6 +185,26 @@ def test_what_is_wrong_is_said_in_one_line(
 ):
     changed(**{"seeds": [0], **changes})
     assert message in complaint("reproduce", "mine.yaml", "--out", "out", *words)
+
+
+@pytest.mark.parametrize("place", ["base", "recipe", "grid"])
+def test_an_experiment_imports_only_what_the_command_line_names(
+    mine: Path, place: str, complaint: Callable[..., str]
+):
+    module = f"own_parts_{place}"
+    Path(f"{module}.py").write_text("open('evidence', 'w').close()")
+    own = {"imports": [f"{module}.py"]}
+    base, grid = yaml.safe_load(MINE)["base"], {"width": {8: {}}}
+    Path("recipe.yaml").write_text(yaml.safe_dump({**base, **(own if place == "recipe" else {})}))
+    base = {"recipe": "recipe.yaml"} if place == "recipe" else base | (own if place == "base" else {})
+    changed(base=base, grid={"width": {8: own}} if place == "grid" else grid, seeds=[0], define={}, holds=[])
+    error = complaint("reproduce", "mine.yaml", "--out", "out")
+    assert f"'{module}.py' is code" in error
+    assert f"add --import {module}.py to the command" in error
+    assert not Path("evidence").exists()
+    assert main(["reproduce", "mine.yaml", "--out", "out", "--import", f"{module}.py", *SMALL]) == 0
+    assert Path("evidence").exists()
+    IMPORTED_NAMES.clear()
 
 
 def test_an_experiment_is_printed_as_it_would_run(mine: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,13 +1,15 @@
 """Users' own parts: importing their modules, and recording these modules in saved configurations.
 
 A part is registered when the module that defines it is imported. Users name such modules with
-`--import mine.py`, or with `imports:` in a recipe. Saved configurations name them too, so that an error
-can name a missing module. A checkpoint or a run's folder never causes an import.
+`--import mine.py`. Recipes, experiments and saved configurations name them too, so that an error can name a
+missing module. No file causes an import of a user's module: somebody else may have provided the file.
 """
 
 import contextlib
 import importlib
 import importlib.util
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,8 @@ from polyformer.core.limits import QUOTED
 
 # The modules imported by `import_named`, files by absolute path; worker processes import them too.
 IMPORTED_NAMES: dict[str, None] = {}
+
+_OF_THIS_PROJECT = re.compile(r"polyformer(_lab)?(\.[a-z]\w*)+")
 
 
 class ConfigWithImports(Config):
@@ -74,6 +78,23 @@ def import_all(names: Sequence[str]) -> None:
         import_named(name)
 
 
+def require_imported(names: object, where: str = "imports") -> tuple[str, ...]:
+    """Return the modules that a recipe or an experiment names; import those of this project.
+
+    Raises `InputError` for a module that the user has not imported, and if `names` is no list of names.
+    """
+    modules = decode(tuple[str, ...], names or (), where)
+    for name in modules:
+        if _OF_THIS_PROJECT.fullmatch(name) and not _is_path(name):
+            import_named(name)
+        elif not is_imported(name):
+            raise InputError(
+                f"{where}: {quote(name)} is code, which a file of settings does not run; if you trust it, "
+                f"add --import {shlex.quote(shortened(name, QUOTED))} to the command (in Python, import it)"
+            )
+    return modules
+
+
 def is_imported(name: str) -> bool:
     """Return whether a module, named by its dotted name or its file, has been imported."""
     stem = Path(name).stem if name.endswith(".py") or "/" in name else name
@@ -89,12 +110,17 @@ def modules_of(config: Config) -> tuple[str, ...]:
 
 def absolute_import(name: str) -> str:
     """Return the absolute path of a file, or the name of a module unchanged."""
-    return str(Path(name).absolute()) if name.endswith(".py") or Path(name).is_dir() else name
+    return str(Path(name).absolute()) if _is_path(name) else name
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a name is that of a file or of a package's folder, not of an installed module."""
+    return name.endswith(".py") or Path(name).is_dir()
 
 
 def _import_name(name: str) -> None:
     path = Path(name)
-    if not (name.endswith(".py") or path.is_dir()):
+    if not _is_path(name):
         return _import(name, name)
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     if not file.is_file():

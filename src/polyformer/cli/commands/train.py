@@ -143,14 +143,10 @@ def _guessed(options: TrainOptions, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_imports(recipe: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Import the modules that `recipe` names; return it with the imported `names` added."""
-    from polyformer.core.config import decode
-    from polyformer.models.plugins import absolute_import, import_named
+    """Return `recipe` with the imported `names` added; its own must be among them or of this project."""
+    from polyformer.models.plugins import absolute_import, require_imported
 
-    own = decode(tuple[str, ...], recipe.get("imports") or (), "imports")
-    for name in own:
-        import_named(name)
-    both = dict.fromkeys(map(absolute_import, (*own, *names)))
+    both = dict.fromkeys(map(absolute_import, (*require_imported(recipe.get("imports")), *names)))
     return {**recipe, "imports": list(both)} if both else recipe
 
 
