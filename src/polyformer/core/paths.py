@@ -27,6 +27,18 @@ def checked_path(name: str | Path) -> Path:
     return Path(name)
 
 
+def leaves_folder(folder: Path, path: Path) -> bool:
+    """Return whether `path`, after all links, is outside of `folder`.
+
+    In the cache of the hub, where the files of a snapshot are links to ../../blobs, the folder is the whole
+    repository.
+    """
+    home = folder.resolve()
+    snapshots = [place for place in (home, *home.parents) if place.parent.name == "snapshots"]
+    home = snapshots[-1].parent.parent if snapshots else home
+    return not path.resolve().is_relative_to(home)
+
+
 def cache_folder() -> Path:
     """Return the folder of this library's files that can be made again; `RuntimeError` without a home."""
     return Path(platformdirs.user_cache_dir("polyformer", appauthor=False))

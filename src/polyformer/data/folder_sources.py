@@ -14,6 +14,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.limits import FILE_OF_A_LABEL
+from polyformer.core.paths import leaves_folder
 from polyformer.data.compressed_files import opened
 from polyformer.data.image_decoding import SUFFIXES, read_image
 
@@ -43,8 +44,12 @@ def has_images(path: Path) -> bool:
     return any(path.is_file() and path.suffix.lower() in SUFFIXES for path in _entries(path))
 
 
-def folder_rows(path: Path) -> Iterator[Row]:
-    """Yield {text, label} or {image, label} of every file, label by label; {image} without folders."""
+def folder_rows(path: Path, source: Path | None = None) -> Iterator[Row]:
+    """Yield {text, label} or {image, label} of every file, label by label; {image} without folders.
+
+    Raises `InputError` for a link out of the folder `source` (by default `path`), which may be somebody
+    else's.
+    """
     folders = label_folders(path)
     for folder in folders or [path]:
         label = {"label": folder.name} if folders else {}
@@ -52,6 +57,10 @@ def folder_rows(path: Path) -> Iterator[Row]:
             if not _holds(file):
                 kind = "a folder" if file.is_dir() else "neither a .txt nor an image"
                 raise InputError(f"{file}: {kind}; expected only texts or images in the folder of a label")
+            if leaves_folder(source or path, file):
+                raise InputError(
+                    f"{file} is a link to a file outside of {source or path}; put the file itself there"
+                )
             yield {**_content(file), **label}
 
 

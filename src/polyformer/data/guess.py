@@ -34,12 +34,12 @@ from polyformer.data.origins import (
     SPLITS,
     are_files,
     has_validation,
-    is_saved,
     open_source,
     parallel_files,
     source_files,
 )
 from polyformer.data.prepared.text import is_prepared_source
+from polyformer.data.saved_data import is_saved
 from polyformer.data.tables import first_records, has_quotes
 
 ROWS = 500

@@ -11,6 +11,7 @@ from polyformer.core.limits import IMAGE_BYTES, PIXELS
 from polyformer.core.optional_packages import needs_extra
 from polyformer.data.compressed_files import opened_bytes
 from polyformer.data.images import IMAGE
+from polyformer.data.remote import Remote
 
 Row = dict[str, Any]
 Mode = Literal["grey", "rgb"]
@@ -22,7 +23,7 @@ _MODES = {"grey": "L", "rgb": "RGB"}
 _GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F")
 
 
-def read_image(path: Path, header: object = None) -> Iterator[Row]:
+def read_image(path: Path | Remote, header: object = None) -> Iterator[Row]:
     """Yield {image}: the bytes of a file, unchanged; `decoded_rows` decodes them."""
     with opened_bytes(path) as file:
         data = file.read(IMAGE_BYTES + 1)
@@ -36,8 +37,8 @@ def decoded_rows(
 ) -> Iterator[Row]:
     """Yield `rows` with decoded pixels in `column`, and with height and width.
 
-    An image may be the bytes of a file, the {bytes, path} of a parquet file or a Pillow object (from saved
-    data sets); rows with pixels are unchanged. With a `size` (height, width), the centre of each image is
+    An image may be the bytes of a file, or {bytes, path} as in parquet files and saved data sets; rows with
+    pixels are unchanged. With a `size` (height, width), the centre of each image is
     cropped to its proportions and scaled; `mode` converts all images to grey or colour.
     """
     for number, row in enumerate(rows, 1):
@@ -73,8 +74,6 @@ def _of_pixels(row: Row, value: bytes) -> Any:
 def _opened(value: Any, where: str) -> Any:
     """Open an image with Pillow, and check its size before decoding."""
     images = _pillow("Image")
-    if isinstance(value, images.Image):
-        return value
     if not isinstance(value, bytes):
         raise InputError(f"{where}: expected an image, got a {type(value).__name__}")
     most, images.MAX_IMAGE_PIXELS = images.MAX_IMAGE_PIXELS, None  # our limit raises, Pillow's only warns

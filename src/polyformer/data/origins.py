@@ -17,21 +17,21 @@ Saved data sets, data sets of the hub and folders may contain several splits, id
 import glob
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from polyformer.core.destinations import kind_of
-from polyformer.core.errors import InputError, reason_of
-from polyformer.core.files import read_json
+from polyformer.core.errors import InputError
+from polyformer.core.paths import leaves_folder
 from polyformer.data.folder_sources import folder_rows, has_images, label_folders
 from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
+from polyformer.data.hub_data import HUB, hub_rows, hub_splits
 from polyformer.data.library_text import LIBRARY, default_documents, library_documents, library_files
 from polyformer.data.minari_source import is_minari, minari_files, read_minari
 from polyformer.data.prepared.text import is_prepared_source, open_prepared, prepared_files
 from polyformer.data.remote import Remote, is_remote, remote_files
+from polyformer.data.saved_data import is_saved, saved_rows, saved_splits
 
-HUB = "hub:"
 _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "t10k")}
 
@@ -62,7 +62,7 @@ def _source_rows(path: str | None, split: str, format: str | None, header: Heade
     if path == LIBRARY:
         return ({"text": text} for text in library_documents())
     if path.startswith(HUB):
-        return _hub_rows(path, split)
+        return hub_rows(path, _split(path, hub_splits(path), split))
     if is_minari(path):
         return read_minari(path)
     if Path(path).is_dir():
@@ -105,7 +105,7 @@ def has_validation(path: str | None) -> bool:
     if path is not None and is_prepared_source(path):
         return open_prepared(path, "validation") is not None
     if path is not None and path.startswith(HUB):
-        return bool(_chosen(_hub_splits(path), "validation"))
+        return bool(_chosen(hub_splits(path), "validation"))
     if path is not None and Path(path).is_dir() and not is_minari(path):
         return bool(_chosen(_directory_splits(Path(path)), "validation"))
     return False
@@ -135,7 +135,18 @@ def matching(path: str) -> list[Path | Remote]:
             raise InputError(f"{path}: no such file")
         return [*remote]
     matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    return [Path(match) for match in matches if Path(match).is_file()] or [existing_file(path)]
+    files = [Path(match) for match in matches if Path(match).is_file()]
+    for file in files:
+        if leaves_folder(_fixed_folder(path), file):
+            raise InputError(
+                f"{file} is a link to a file outside of the folder of the pattern; name that file"
+            )
+    return files or [existing_file(path)]
+
+
+def _fixed_folder(pattern: str) -> Path:
+    """Return the folder in front of the first part of a pattern with wildcards."""
+    return next(folder for folder in Path(pattern).parents if not glob.has_magic(str(folder)))
 
 
 def _file_rows(path: str, format: str | None, header: Header) -> Iterator[Row]:
@@ -159,11 +170,6 @@ def _split(path: object, splits: list[str], wanted: str) -> str:
     return name
 
 
-def is_saved(path: Path) -> bool:
-    """Return whether `path` is a directory written by `save_to_disk`."""
-    return any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
-
-
 def is_source(path: Path) -> bool:
     """Return whether a directory is a source: a saved data set, or folders of texts or images."""
     try:
@@ -175,13 +181,8 @@ def is_source(path: Path) -> bool:
 
 def _directory_splits(path: Path) -> list[str]:
     """Return the splits of a saved data set or of folders; an empty list for a data set without splits."""
-    if (path / "state.json").is_file():
-        return []
     if is_saved(path):
-        try:
-            return list(read_json(path / "dataset_dict.json", dict)["splits"])
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{path}/dataset_dict.json: damaged ({error})") from error
+        return saved_splits(path)
     if label_folders(path) or has_images(path):
         return []
     names = [name for names in SPLITS.values() for name in names if (path / name).is_dir()]
@@ -197,59 +198,4 @@ def _directory_splits(path: Path) -> list[str]:
 def _directory_rows(path: Path, split: str) -> Iterator[Row]:
     splits = _directory_splits(path)
     folder = path / _split(path, splits, split) if splits else path
-    return _saved_rows(folder) if is_saved(path) else folder_rows(folder)
-
-
-def _saved_rows(folder: Path) -> Iterator[Row]:
-    import datasets
-    import pyarrow
-
-    try:
-        yield from _named(datasets.Dataset.load_from_disk(str(folder)))
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{folder}: a damaged data set ({str(error).splitlines()[0]})") from error
-
-
-def _hub_splits(path: str) -> list[str]:
-    import datasets
-
-    with _reading_hub(path) as name_and_part:
-        return list(datasets.get_dataset_split_names(*name_and_part))
-
-
-def _hub_rows(path: str, split: str) -> Iterator[Row]:
-    import datasets
-
-    chosen = _split(path, _hub_splits(path), split)
-    with _reading_hub(path) as name_and_part:
-        yield from _named(datasets.load_dataset(*name_and_part, split=chosen, streaming=True))
-
-
-@contextmanager
-def _reading_hub(path: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the name and the part of a data set; any failure inside becomes an `InputError`."""
-    name, _, part = path.removeprefix(HUB).partition(":")
-    try:
-        yield name, part or None
-    except Exception as error:  # network, hub and data sets raise different exceptions
-        raise InputError(
-            f"{path}: cannot be read from the hub ({reason_of(error)}); check the name and the network, "
-            "or download it elsewhere and give the directory of its save_to_disk"
-        ) from error
-
-
-def _named(rows: Any) -> Iterator[Row]:
-    """Yield rows with class names instead of numbers if the data set defines them."""
-    features = rows.features or {}
-    for row in rows:
-        yield {name: _class_name(features.get(name), value) for name, value in row.items()}
-
-
-def _class_name(feature: Any, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_class_name(getattr(feature, "feature", None), item) for item in value]
-    if isinstance(value, int) and hasattr(feature, "names"):
-        return feature.names[value] if value >= 0 else None  # -1: a hidden label
-    return value
+    return saved_rows(folder, path) if is_saved(path) else folder_rows(folder, path)

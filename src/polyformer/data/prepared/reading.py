@@ -13,8 +13,9 @@ from pathlib import Path
 from polyformer.data.fingerprint import of_file
 from polyformer.data.formats import PIECE
 from polyformer.data.held_out import EvenSelection
+from polyformer.data.hub_data import HUB
 from polyformer.data.library_text import LIBRARY
-from polyformer.data.origins import HUB, matching, source_files
+from polyformer.data.origins import matching, source_files
 from polyformer.data.prepared.manifest import Place, Settings, Source
 from polyformer.data.remote import Remote
 from polyformer.data.sources import DataConfig, checked_rows

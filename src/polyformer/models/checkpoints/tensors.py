@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, reading, refuse_pickle
+from polyformer.core.paths import leaves_folder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -107,20 +108,12 @@ def _indexed_files(folder: Path, index: str, listed: dict[str, str]) -> list[Pat
             )
         if not (folder / name).is_file():
             raise InputError(f"no such file: {folder / name}, a part of the weights that {index} lists")
-        if _leaves(folder, folder / name):
+        if leaves_folder(folder, folder / name):
             raise InputError(
                 f"{folder / name} is a link to a file outside of its folder, which an index may not name; "
                 "put the file itself there"
             )
     return [folder / name for name in names]
-
-
-def _leaves(folder: Path, path: Path) -> bool:
-    """Return whether a link leads out of the folder, or out of the model's part of the hub's cache."""
-    home = folder.resolve()
-    if home.parent.name == "snapshots":  # in the cache the files are links to ../../blobs
-        home = home.parent.parent
-    return not path.resolve().is_relative_to(home)
 
 
 def _pickles(folder: Path) -> list[Path]:
