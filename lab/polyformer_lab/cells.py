@@ -6,11 +6,14 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.config import decode
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json, write_json
 from polyformer.core.registry import import_modules
 from polyformer.data import load
@@ -20,7 +23,7 @@ from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested
 from polyformer_lab.machine import run_facts
 from polyformer_lab.sources import Sources
-from polyformer_lab.study import MEASURE, Study
+from polyformer_lab.study import GENERATE, MEASURE, Study
 
 Row = dict[str, Any]
 """Numbers by metric, and labels of the measurement's own axes."""
@@ -74,7 +77,7 @@ def function_of(kind: str, functions: Mapping[str, Function]) -> Function:
     from polyformer_lab import measures
 
     import_modules(measures.__name__)
-    if kind not in functions:
+    if not isinstance(kind, str) or kind not in functions:  # a name from a file may have any type
         what = "measurement" if functions is MEASURES else "axis" if functions is AXES else "preparation"
         raise unknown(what, kind, functions)
     return functions[kind]
@@ -127,6 +130,8 @@ class Cell:
             kept = read_json(file, dict)
             if kept.get("settings") != self.settings:
                 raise InputError(f"{file} holds figures of other settings; choose another place with --out")
+            if not _are_rows(kept.get("rows")) or not isinstance(kept.get("facts"), dict):
+                raise InputError(f"{file} is damaged: it has no rows of figures; remove it to measure again")
             self.kept = kept
         return None if self.kept is None else self.kept["rows"]
 
@@ -149,6 +154,14 @@ class Cell:
         return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
+def _are_rows(rows: object) -> bool:
+    """Return whether a value is a list of rows: numbers and labels by name."""
+    plain = str, int, float, types.NoneType
+    return isinstance(rows, list) and all(
+        isinstance(row, dict) and all(isinstance(value, plain) for value in row.values()) for row in rows
+    )
+
+
 def resumed(recipe: Recipe, folder: Path) -> Fitted:
     """Return the run in `folder`, trained or resumed; a finished run is only read and scored.
 
@@ -164,19 +177,46 @@ def resumed(recipe: Recipe, folder: Path) -> Fitted:
     return fit(recipe, folder, resume=begun)
 
 
-def _called(functions: Mapping[str, Function], kind: str, options: Mapping[str, Any], *first: object) -> Any:
+def checked_function(
+    functions: Mapping[str, Function], kind: str, options: Mapping[str, Any], first: int
+) -> Callable[..., Any]:
+    """Return a registered function after a check of its options; it has `first` other arguments before them.
+
+    Raises `InputError` for an unknown name, and for options that are unknown, missing or of another type.
+    """
     call = function_of(kind, functions).call
-    known = [*inspect.signature(call).parameters][len(first) :]
+    known = [*inspect.signature(call).parameters.values()][first:]
     for name in options:
-        if name not in known:
-            raise unknown(f"option of {kind}", name, known)
-    return call(*first, **options)
+        if name not in [each.name for each in known]:
+            raise unknown(f"option of {kind}", name, [each.name for each in known])
+    for each in known:
+        if options.get(each.name) is not None:  # None: a source that is optional and absent
+            _check_option(each.annotation, options[each.name], f"{kind}.{each.name}")
+        elif each.name not in options and each.default is each.empty:
+            raise InputError(f"{kind}: expected the option {quote(each.name)}")
+    return call
+
+
+def _check_option(hint: Any, value: Any, where: str) -> None:
+    """Raise `InputError` for a value of another type, if the hint is of numbers, texts or lists of them."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (Sequence, list) and arguments[0] in _PLAIN:
+        decode(tuple[arguments[0], ...], value, where)
+    elif hint in _PLAIN or (typing.get_origin(hint) is types.UnionType and {*arguments} <= {*_PLAIN}):
+        decode(hint, value, where)
+
+
+_PLAIN = str, int, float, bool, types.NoneType
+
+
+def _called(functions: Mapping[str, Function], kind: str, options: Mapping[str, Any], *first: object) -> Any:
+    return checked_function(functions, kind, options, len(first))(*first, **options)
 
 
 def levels(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the labels of an axis with their changes, those of `generate: NAME` by the function NAME."""
     options = dict(own)
-    return _called(AXES, options.pop("generate"), options) if "generate" in own else options
+    return _called(AXES, options.pop(GENERATE), options) if GENERATE in own else options
 
 
 def cells_of(study: Study, out: Path, sources: Sources) -> list[Cell]:
@@ -188,7 +228,7 @@ def cells_of(study: Study, out: Path, sources: Sources) -> list[Cell]:
     study = study.changed({"grid": {name: levels(own) for name, own in study.grid.items()}})
     base = dict(study.base)
     if "recipe" in base:
-        base = merged(find_recipe(base.pop("recipe")), base)
+        base = merged(find_recipe(decode(str, base.pop("recipe"), "base.recipe")), base)
     every = {(labels, seed): changes for labels, seed, changes in study.combinations()}
     cells: dict[tuple[tuple[str, ...], int | None], Cell | None] = {}  # None while a cell is made
 
@@ -219,8 +259,9 @@ def cells_of(study: Study, out: Path, sources: Sources) -> list[Cell]:
             return None if filled is None else CELL.sub(refer, filled)
 
         recipe = _recipe(parts["base"], sources, seed, fill) if parts["train"] else None
-        options = _filled(parts[MEASURE], fill)
-        kind = options.pop("kind")
+        options = decode(dict[str, Any], _filled(parts[MEASURE], fill), MEASURE)
+        kind = options.pop("kind", None)
+        checked_function(MEASURES, kind, options, 1)
         folder = out / _folder(labels, seed)
         return Cell(labels, seed, folder, recipe, kind, options, frozenset(needs))
 
@@ -259,7 +300,8 @@ def _filled(value: Any, fill: Fill) -> Any:
 
 def _folder(labels: Iterable[str], seed: int | None) -> str:
     words = [*labels, *(() if seed is None else (str(seed),))]
-    return "-".join(re.sub(r"[^\w.]+", "-", word).strip("-").lower() for word in words) or "cell"
+    name = "-".join(re.sub(r"[^\w.]+", "-", word).strip("-").lower() for word in words)
+    return name if name.strip(".") else "cell"  # "..": the folder above
 
 
 def prepare(study: Study, out: Path, sources: Sources) -> None:

@@ -15,7 +15,16 @@ from polyformer_lab.cells import Cell, cells_of, ordered, prepare
 from polyformer_lab.page import write_page
 from polyformer_lab.plot import line_plot
 from polyformer_lab.processes import LOG, Processes
-from polyformer_lab.results import MEANINGLESS, Results, aligned, by_name, mean_curves, results_of, write_csv
+from polyformer_lab.results import (
+    MEANINGLESS,
+    Results,
+    aligned,
+    by_name,
+    check_rule,
+    mean_curves,
+    results_of,
+    write_csv,
+)
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 
@@ -39,6 +48,8 @@ class Running:
         """Prepare shared files, make the cells and check their recipes; nothing where data are missing."""
         if not self.sources.lacks:
             require_imported(self.study.base.get("imports"), "base.imports")
+            for claim in self.study.claims.values():
+                check_rule(claim)
             prepare(self.study, self.out, self.sources)
             cells = cells_of(self.study, self.out.absolute(), self.sources)
             recipes = [cell.recipe for cell in cells if cell.recipe is not None]

@@ -9,7 +9,8 @@
     min(x, y), max(x, y), abs(x), sqrt(x), ranks(x, y)   elementwise; `ranks`: Spearman's correlation
 
 `+ - * / **`, comparisons, `and`, `or` and `not` work elementwise. Nothing else is allowed: an expression
-comes from a file and is never executed as Python.
+comes from a file and is never executed as Python. All numbers are floats, so no power is large; division by
+zero gives infinity or a number that is not defined, for which no comparison holds.
 """
 
 import ast
@@ -19,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import InputError, quote, reason_of, unknown
+from polyformer.core.parsing import parse_expression
 
 Array = np.ndarray[Any, Any]
 Lookup = Callable[[str, tuple[Any, ...]], Array]
@@ -76,8 +78,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "first": lambda x: x[0],
     "last": lambda x: x[-1],
     "growth": lambda x: x[1:] / x[:-1],
-    "abs": np.abs,
-    "sqrt": np.sqrt,
+    "abs": lambda x: np.abs(x),  # numpy would write into a second argument
+    "sqrt": lambda x: np.sqrt(x),
     "ranks": ranks,
 }
 
@@ -91,14 +93,17 @@ def evaluate(text: str, lookup: Lookup, defined: Mapping[str, Any]) -> Any:
         defined: values that may be used by name.
 
     Raises:
-        InputError: the expression is not understood, or a name in it is unknown.
+        InputError: the expression is not understood or cannot be computed, or a name in it is unknown.
         KeyError: a cell has not been measured (raised by `lookup`).
     """
+    tree = parse_expression(text, quote(text), "an expression such as loss[a] < loss[b]")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise InputError(f"{quote(text)}: expected an expression such as loss[a] < loss[b]") from error
-    return _Evaluation(text, lookup, defined).value(tree)
+        with np.errstate(all="ignore"):
+            return _Evaluation(text, lookup, defined).value(tree)
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, OverflowError) as error:  # of numpy, and of labels and numbers
+        raise InputError(f"{quote(text)}: cannot be computed ({reason_of(error)})") from error
 
 
 class _Evaluation:
@@ -108,7 +113,7 @@ class _Evaluation:
     def value(self, node: ast.AST) -> Any:
         match node:
             case ast.Constant(value=int() | float() as number):
-                return number
+                return np.float64(number)
             case ast.BinOp(left, symbol, right) if type(symbol) in OPERATORS:
                 return OPERATORS[type(symbol)](self.value(left), self.value(right))
             case ast.UnaryOp(symbol, operand) if type(symbol) in OPERATORS:

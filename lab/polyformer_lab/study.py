@@ -6,14 +6,15 @@ studies.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from polyformer.core.config import Config
+from polyformer.core.config import Config, decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import YAML_BYTES
+from polyformer.core.limits import CELLS, YAML_BYTES
 from polyformer.core.names import unknown_name
 from polyformer.core.parsing import parse_yaml
 from polyformer.training.recipes.recipe import merged, nested
@@ -24,6 +25,9 @@ CLAIMS = next(
     if folder.is_dir()
 )
 """The folder of the library's studies: inside the package if it is installed, next to it in a checkout."""
+
+GENERATE = "generate"
+"""The key of an axis with labels that a function returns."""
 
 MEASURE, PREPARE = "measure", "prepare"
 """Sections of a change that do not belong to the recipe."""
@@ -119,14 +123,39 @@ class Study(Config):
         return super().from_dict(data, where)
 
     def __post_init__(self) -> None:
+        if self.name in (".", "..") or {"/", "\\", "\0"} & {*self.name}:
+            raise InputError(f"name: expected the name of a file without its folder, got {quote(self.name)}")
         parsed = {name: Claim.from_dict(claim, f"claims.{name}") for name, claim in self.claims.items()}
         object.__setattr__(self, "claims", parsed)
-        for axis, levels in self.grid.items():
-            if not isinstance(levels, dict) or not levels:
-                raise InputError(f"grid.{axis}: expected labels with their changes, got {quote(levels)}")
+        self._check_grid()
+        for section, functions in ((MEASURE, self.measure), (PREPARE, self.prepare)):
+            if (functions or section == MEASURE) and not isinstance(functions.get("kind"), str):
+                raise InputError(
+                    f"{section}: expected a mapping with the name of its kind, got {quote(functions)}"
+                )
         for name, kind in self.needs.items():
             if kind not in ("required", "optional"):
                 raise InputError(f"needs.{name}: expected 'required' or 'optional', got {quote(kind)}")
+
+    def _check_grid(self) -> None:
+        """Raise `InputError` unless the grid has labels with changes by name, and not too many cells."""
+        decode(dict[str, Any], self.grid, "grid")
+        for axis, levels in self.grid.items():
+            if not isinstance(levels, dict) or not levels:
+                raise InputError(f"grid.{axis}: expected labels with their changes, got {quote(levels)}")
+            for label, changes in {} if GENERATE in levels else levels.items():
+                if not isinstance(changes or {}, dict) or not all(isinstance(x, str) for x in changes or ()):
+                    raise InputError(
+                        f"grid.{axis}.{label}: expected settings by their dotted names, as in "
+                        f"{{model.block: post}}, got {quote(changes)}"
+                    )
+        count = math.prod(map(len, self.grid.values())) * max(
+            1, len(decode(tuple[int, ...], self.seeds, "seeds"))
+        )
+        if count > CELLS:
+            raise InputError(
+                f"grid: expected at most {CELLS:,} runs, got {count:,}: labels of all axes times seeds"
+            )
 
     def written(self) -> dict[str, Any]:
         """Return the study as it is in a file: the values that differ from the defaults."""

@@ -20,6 +20,7 @@ from polyformer.data.word_vectors import read_word_vectors
 from polyformer.models.attached.attach_settings import restore
 from polyformer.models.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
 from polyformer.models.presets import model_config
+from polyformer_lab.study import Study
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +110,9 @@ EXCEEDED: dict[str, Callable[[Path], object]] = {
     "beams or samples per input": lambda folder: GenerationConfig(beam=BeamConfig(num_beams=4097)),
     "any other size on the command line (`--lengths`, `--num-beams`, `--batch-tokens`, ...)": command(
         "--top-k", str(limits.SIZE + 1)
+    ),
+    "runs of an experiment (the labels of all axes times the seeds)": lambda folder: Study(
+        grid={axis: {label: {} for label in range(130)} for axis in "ab"}
     ),
     "a line of text": lambda folder: list(READERS["lines"](sparse(folder, limits.LINE + 1), None)),
     "a text in a folder of labels": in_label_folder,

@@ -145,6 +145,29 @@ def test_cells_come_after_those_that_they_name(mine: Path):
     [
         ({"gird": {}}, (), "unknown option of Study 'gird': did you mean 'grid'"),
         ({"grid": {"a": []}}, (), "grid.a: expected labels with their changes"),
+        ({"grid": {"a": {"b": 5}}}, (), "grid.a.b: expected settings by their dotted names"),
+        ({"grid": {"a": {"b": {5: 1}}}}, (), "grid.a.b: expected settings by their dotted names"),
+        ({"grid": {"a": {"b": ["model.block"]}}}, (), "grid.a.b: expected settings by their dotted names"),
+        ({"quick": {"grid": 5}}, ("--quick",), "grid: expected a mapping, got 5"),
+        ({"quick": {"seeds": 5}}, ("--quick",), "seeds: expected a list, got 5"),
+        (
+            {"grid": {axis: {label: {} for label in range(100)} for axis in "abcd"}},
+            (),
+            "grid: expected at most 16,384 runs, got 100,000,000",
+        ),
+        ({"seeds": [*range(9000)]}, (), "grid: expected at most 16,384 runs, got 36,000"),
+        ({"name": "../../mine"}, (), "name: expected the name of a file without its folder"),
+        ({"measure": {"of": 1}}, (), "measure: expected a mapping with the name of its kind"),
+        ({"measure": {"kind": ["scores"]}}, (), "measure: expected a mapping with the name of its kind"),
+        ({"prepare": {"of": 1}}, (), "prepare: expected a mapping with the name of its kind"),
+        ({"grid": {"a": {"b": {"measure": 5}}}}, (), "measure: expected a mapping, got 5"),
+        ({"grid": {"a": {"b": {"measure.kind": {"a": 1}}}}}, (), "unknown measurement {"),
+        ({"measure": {"kind": "ensemble"}}, (), "ensemble: expected the option 'runs'"),
+        ({"measure": {"kind": "ensemble", "runs": "x"}}, (), "ensemble.runs: expected a list, got 'x'"),
+        ({"measure": {"kind": "images", "pixels": []}}, (), "images.pixels: expected int, got []"),
+        ({"grid": {"a": {"generate": []}}}, (), "unknown axis []"),
+        ({"base": {"recipe": 5}}, (), "base.recipe: expected str, got 5"),
+        ({"holds": ["1 +"]}, (), "expected an expression"),
         (
             {"needs": {"wikitext2": "yes"}},
             (),
@@ -205,6 +228,35 @@ def test_an_experiment_imports_only_what_the_command_line_names(
     assert main(["reproduce", "mine.yaml", "--out", "out", "--import", f"{module}.py", *SMALL]) == 0
     assert Path("evidence").exists()
     IMPORTED_NAMES.clear()
+
+
+def test_nothing_is_written_outside_of_the_folder(mine: Path):
+    changed(grid={"width": {"..": {}}}, seeds=[])
+    (cell,) = cells_of(Study.load("mine.yaml"), mine / "out", Sources({}, None, {}))
+    assert cell.folder.resolve().parent == mine / "out"
+
+
+def test_rules_are_checked_before_the_first_run(mine: Path, complaint: Callable[..., str]):
+    changed(holds=["meen(gain) > 0"])
+    assert "did you mean 'mean'" in complaint("reproduce", "mine.yaml", "--out", "out")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"rows": 5}, {"rows": [5]}, {"rows": [{"a": [1]}]}, {}, {"rows": [], "facts": 5}, {"rows": [{}]}],
+)
+def test_damaged_rows_are_named(mine: Path, content: dict[str, object]):
+    cell = cells_of(Study.load("mine.yaml"), mine, Sources({}, None, {}))[0]
+    cell.folder.mkdir()
+    (cell.folder / "rows.json").write_text(json.dumps({"settings": cell.settings, **content}))
+    with pytest.raises(InputError, match=r"rows\.json is damaged: it has no rows of figures; remove it"):
+        cell.run()
+
+
+def test_a_curve_over_labels_that_are_no_numbers(mine: Path, complaint: Callable[..., str]):
+    changed(grid={"block": {"pre": {}}}, seeds=[0], define={}, holds=[], plot={"x": "block", "y": "seconds"})
+    assert "plot: expected numbers in block" in complaint("reproduce", "mine.yaml", "--out", "out", *SMALL)
 
 
 def test_an_experiment_is_printed_as_it_would_run(mine: Path, capsys: pytest.CaptureFixture[str]):

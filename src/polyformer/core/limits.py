@@ -32,6 +32,9 @@ TEXTS = 4096
 COUNT = 2**63 - 1
 """The limit of a number that only ends a loop, such as training steps, and of seeds."""
 
+CELLS = 2**14
+"""The most runs of an experiment: in a YAML text of 256 KiB the axes of a grid can multiply to any number."""
+
 QUOTED, MESSAGE = 200, 2000
 LINE = 2**26
 FILE_OF_A_LABEL = 2**24
@@ -68,6 +71,7 @@ LIMITS = {
     "new tokens of a text (`--max-new-tokens`, `--generate`, `GenerationConfig`)": f"{NEW_TOKENS:,}",
     "beams or samples per input": f"{TEXTS:,}",
     "any other size on the command line (`--lengths`, `--num-beams`, `--batch-tokens`, ...)": f"{SIZE:,}",
+    "runs of an experiment (the labels of all axes times the seeds)": f"{CELLS:,}",
     "a value quoted in a message": f"{QUOTED} characters",
     "a message": f"{MESSAGE:,} characters",
     "a line of text": f"{LINE:,} characters",
