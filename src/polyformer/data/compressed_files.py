@@ -22,10 +22,11 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 class _Limited(io.RawIOBase):
     """Decompressed bytes, refused far beyond the ratio of texts and images."""
 
-    def __init__(self, raw: BinaryIO, path: Path | Remote, kind: str):
-        size = raw.seek(0, io.SEEK_END)
-        raw.seek(0)
-        self.path, self.kind, self.left = path, kind, max(EXPANDED, EXPANSION * size)
+    def __init__(self, raw: io.BufferedReader, path: Path | Remote, kind: str):
+        self.path, self.kind, self.raw, self.expanded, self.size = path, kind, raw, 0, 0
+        if raw.seekable():
+            self.size = raw.seek(0, io.SEEK_END)
+            raw.seek(0)
         self.stream: Any
         if kind == "zstd":  # by Arrow, a dependency of `datasets`: Python before 3.14 cannot read zstd
             import pyarrow
@@ -44,8 +45,8 @@ class _Limited(io.RawIOBase):
             data = self.stream.read(len(buffer))
         except (OSError, zlib.error) as error:
             raise InputError(f"{self.path}: a damaged {self.kind} file ({error}); fetch it again") from error
-        self.left -= len(data)
-        if self.left < 0:
+        self.expanded += len(data)
+        if self.expanded > max(EXPANDED, EXPANSION * (self.size or self.raw.tell())):
             raise too_large(self.path)
         buffer[: len(data)] = data
         return len(data)
@@ -71,9 +72,8 @@ def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
     Raises `InputError` if it cannot be read, or if it expands beyond the limit.
     """
     try:
-        with path.open("rb") if isinstance(path, Remote) else open_file(path) as raw:
-            head = raw.read(4)
-            raw.seek(0)
+        with path.open() if isinstance(path, Remote) else open_file(path) as raw:
+            head = raw.peek(4)[:4]
             kind = "zstd" if head == _ZSTD else "gzip" if head[:2] == _GZIP else None
             yield cast(BinaryIO, io.BufferedReader(_Limited(raw, path, kind), 2**20)) if kind else raw
     except EOFError as error:

@@ -178,7 +178,7 @@ def read_parquet(path: Path | Remote, header: object = None) -> Iterator[Row]:
     from pyarrow import parquet
 
     try:
-        with path.open("rb") as heads, path.open("rb") as binary:
+        with _with_parts(path) as heads, _with_parts(path) as binary:
             limit, total = max(EXPANDED, EXPANSION * heads.seek(0, io.SEEK_END)), 0
             repeated = _repeated(parquet.read_metadata(binary).schema)
             file = parquet.ParquetFile(binary, read_dictionary=repeated)
@@ -194,6 +194,18 @@ def read_parquet(path: Path | Remote, header: object = None) -> Iterator[Row]:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: not a Parquet file, or a damaged one ({reason_of(error)})") from error
+
+
+def _with_parts(path: Path | Remote) -> BinaryIO:
+    """Open a file with random access; a remote file that is sent only as a whole is read into memory."""
+    file = path.open("rb")
+    if file.seekable():
+        return file
+    with file:
+        content = file.read(EXPANDED + 1)
+    if len(content) > EXPANDED:
+        raise InputError(f"{path}: the server does not send parts of files; fetch it, and name the file here")
+    return io.BytesIO(content)
 
 
 def _repeated(schema: Any) -> list[str]:

@@ -4,9 +4,13 @@ fsspec opens them, as in `datasets`: it reads parts of a file on demand, and sup
 (s3 by the extra `remote`; hf by huggingface_hub; http, memory and file without extras).
 """
 
+import io
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from functools import partial
+from typing import Any
 
 from polyformer.core.errors import InputError, reason_of
 
@@ -14,6 +18,16 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://.")
 
 EXTRAS = {"s3": "remote", "s3a": "remote"}
 """By protocol: the extra of this package that installs its reader."""
+
+HTTP = "http", "https"
+PATIENCE, SLOWEST = 60.0, 2**10
+"""Seconds until a server must answer, and the bytes per second that it must then send on average."""
+
+NO_PARTS = 416
+"""The status of a response to a request of a part that the file does not have."""
+
+PART = 2**20
+"""Bytes of a file that are requested at once, and that are buffered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +46,15 @@ class Remote:
         """Return the last part of the address."""
         return self.path.rstrip("/").rpartition("/")[2]
 
-    def open(self, mode: str) -> BinaryIO:
-        """Open the file with random access; only "rb". All errors are `OSError`."""
-        try:
-            return cast(BinaryIO, self.system.open(self.path, mode))
-        except OSError:
-            raise
-        except Exception as error:  # every file system raises different exceptions
-            raise OSError(reason_of(error)) from error
+    def open(self, mode: str = "rb") -> io.BufferedReader:
+        """Open the file; with random access unless it is on a web server that does not send parts of files.
+
+        Only "rb". All errors, also those of reading, are `OSError`.
+        """
+        source = _quietly(
+            lambda: _open_http(self) if _is_http(self.system) else self.system.open(self.path, mode)
+        )
+        return io.BufferedReader(_Source(source), PART)
 
     @property
     def bytes(self) -> int:
@@ -66,18 +81,136 @@ def remote_files(address: str) -> list[Remote]:
 
     protocol = address.partition("://")[0]
     try:
-        system, root = fsspec.core.url_to_fs(address)
+        system, root = fsspec.core.url_to_fs(address, **(_http_options() if protocol in HTTP else {}))
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         way = f"pip install 'polyformer[{extra}]'" if extra else f"install it ({error})"
         raise InputError(
             f"{address}: reading {protocol}:// needs a package that is not here: {way}"
         ) from error
-    except ValueError as error:
-        raise InputError(f"{address}: {reason_of(error)}") from error
+    except Exception as error:  # every file system raises different exceptions
+        raise InputError(f"{address}: cannot be opened ({reason_of(error)})") from error
     try:
         pattern = any(sign in root for sign in "*?[")
         paths = sorted(system.glob(root)) if pattern else [root] if system.exists(root) else []
         return [Remote(system, path, system.unstrip_protocol(path)) for path in paths if system.isfile(path)]
     except Exception as error:
         raise InputError(f"{address}: cannot be reached ({reason_of(error)})") from error
+
+
+class _Source(io.RawIOBase):
+    """A file of fsspec or a web server; all errors are `OSError`, also that the server is too slow."""
+
+    def __init__(self, source: Any):
+        self.source, self.size, self.position = source, getattr(source, "size", None), 0
+        self.received, self.waited, self.ended = 0, 0.0, False
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether parts of the file can be read."""
+        return not isinstance(self.source, _Download)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Continue at another byte."""
+        self.position, self.ended = int(_quietly(lambda: self.source.seek(offset, whence))), False
+        return self.position
+
+    def tell(self) -> int:
+        """Return the number of the next byte."""
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, except at the end of the file; return the number of bytes."""
+        filled = 0
+        while filled < len(buffer) and not self.ended:
+            start = time.monotonic()
+            data = _quietly(partial(self.source.read, len(buffer) - filled))
+            self.ended = not data
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+            self._check_speed(len(data), time.monotonic() - start)
+        self.position += filled
+        if not filled and len(buffer) and self.size is not None and self.position < self.size:
+            raise OSError(f"it ends after {self.position:,} of {self.size:,} bytes")
+        return filled
+
+    def _check_speed(self, count: int, seconds: float) -> None:
+        self.received, self.waited = self.received + count, self.waited + seconds
+        if self.waited > PATIENCE and self.received < SLOWEST * self.waited:
+            raise OSError(f"the server sends fewer than {SLOWEST:,} bytes per second")
+
+    def close(self) -> None:
+        """Close the source."""
+        if not self.closed:
+            super().close()
+            self.source.close()
+
+
+def _quietly(call: Callable[[], Any]) -> Any:
+    """Return the result of a call of fsspec; any error in it becomes an `OSError` with a reason."""
+    try:
+        return call()
+    except TimeoutError as error:
+        raise OSError(f"the server did not answer for {PATIENCE:g} seconds") from error
+    except Exception as error:  # every file system raises different exceptions
+        if isinstance(error, OSError) and error.strerror:
+            raise
+        raise OSError(reason_of(error)) from error
+
+
+def _is_http(system: Any) -> bool:
+    return bool({*HTTP} & {*([system.protocol] if isinstance(system.protocol, str) else system.protocol)})
+
+
+def _http_options() -> dict[str, Any]:
+    """Return options of fsspec: a request ends in time, and the server is not to compress files."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=PATIENCE)
+    return {"client_kwargs": {"timeout": timeout, "headers": {"Accept-Encoding": "identity"}}}
+
+
+def _open_http(file: Remote) -> Any:
+    """Open a file by parts, which allows pauses of the reader, if the server sends parts; else as a whole."""
+    download = _Download(file, {"Range": "bytes=0-0"})
+    total = re.fullmatch(r"bytes 0-0/(\d+)", download.headers.get("Content-Range", ""))
+    encoded = download.headers.get("Content-Encoding", "identity") != "identity"
+    download.close()
+    if download.status != 206 or total is None or encoded:
+        return _Download(file, {})
+    return file.system.open(file.path, "rb", size=int(total[1]), block_size=PART)
+
+
+class _Download:
+    """The body of a response, read once in its order."""
+
+    def __init__(self, file: Remote, headers: dict[str, str]):
+        import aiohttp
+
+        self.loop = file.system.loop
+        url, timeout = file.system.encode_url(file.path), aiohttp.ClientTimeout(total=None)
+
+        async def get() -> Any:
+            session = await file.system.set_session()
+            return await session.get(url, headers=headers, timeout=timeout)
+
+        self.response = self._waited(get)
+        self.status, self.headers = self.response.status, self.response.headers
+        if self.status != NO_PARTS:
+            self.response.raise_for_status()
+
+    def _waited(self, call: Callable[..., Any], *arguments: object) -> Any:
+        from fsspec.asyn import sync
+
+        return sync(self.loop, call, *arguments, timeout=PATIENCE)
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most `count` of them; b"" at the end."""
+        return bytes(self._waited(self.response.content.read, count))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.loop.call_soon_threadsafe(self.response.close)
