@@ -1,7 +1,9 @@
 """Traces against hooks and attention functions by hand, for transformers' models and converted models."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,41 @@ def test_traces_nest_and_the_inner_trace_reads_changed_values():
             model(IDS)
     assert not weights[0].any()
     assert [bool(others[0][:, head, -1, 0].all()) for head in (0, 1)] == [False, True]
+
+
+def test_a_trace_changes_the_calls_of_its_thread_only(traced: Any):
+    """Of several threads that call the model at once, each gets what it would get without the others."""
+    before = getattr(traced.config, "_attn_implementation", None)
+    plain = traced(IDS).logits.detach()
+    with polyformer.trace(traced) as calls:
+        calls.layer(LAYER).head(HEAD).output.set(0)
+        changed = traced(OTHER).logits.detach()
+    stop = threading.Event()
+
+    def call() -> list[bool]:
+        same = []
+        while not stop.is_set():
+            same.append(torch.allclose(traced(IDS).logits, plain, rtol=1e-10, atol=1e-10))
+        return same
+
+    def trace(_: int) -> bool:
+        with polyformer.trace(traced) as calls:
+            calls.layer(LAYER).head(HEAD).output.set(0)
+            weights, stream = calls.layer(0).weights.keep(), calls.layer(0).residual.keep()
+            logits = traced(OTHER).logits
+        return len(weights) == len(stream) == 1 and torch.allclose(logits, changed, rtol=1e-10, atol=1e-10)
+
+    with torch.no_grad(), ThreadPoolExecutor(3) as threads:
+        plain_calls = threads.submit(call)
+        try:
+            traces = list(threads.map(trace, range(20)))
+        finally:
+            stop.set()
+    assert plain_calls.result()
+    assert all(plain_calls.result())
+    assert all(traces)
+    torch.testing.assert_close(traced(IDS).logits.detach(), plain, rtol=1e-10, atol=1e-10)
+    assert getattr(traced.config, "_attn_implementation", None) == before
 
 
 def test_unknown_places_and_mechanisms_without_weights_are_named():

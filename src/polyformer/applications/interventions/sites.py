@@ -1,10 +1,13 @@
 """The places of a model where a trace reads and replaces values, and the hooks that reach them."""
 
 import contextlib
+import contextvars
 import dataclasses
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +54,29 @@ class AttentionSite:
 
 
 class RunningSite:
-    """The attention that runs now: the calls of `attend` and the weights inside belong to it."""
+    """The attention that runs now: the calls of `attend` and the weights inside belong to it.
+
+    Hooks run in all threads that call the model; only the thread or task of the trace may be changed by it.
+    """
 
     def __init__(self) -> None:
         self.site: AttentionSite | None = None
         self.tokens: int | None = None
+        self._traced: contextvars.ContextVar[bool] = contextvars.ContextVar("traced", default=False)
 
     @contextlib.contextmanager
     def editing(self) -> Iterator[None]:
         """Apply the changes of patterns and weights within the context."""
-        with edited_calls.editing(self._call), edited_weights.editing(self._weights):
-            yield
+        token = self._traced.set(True)
+        try:
+            with edited_calls.editing(self._call), edited_weights.editing(self._weights):
+                yield
+        finally:
+            self._traced.reset(token)
+
+    def own(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that does nothing in other threads and tasks."""
+        return lambda *arguments: hook(*arguments) if self._traced.get() else None
 
     def start(self, site: AttentionSite, tokens: int | None = None) -> None:
         """Begin a call of the attention of `site`, of queries to a number of `tokens`, if it is known."""
@@ -147,11 +162,12 @@ class _StackHooks:
 
     def register(self) -> list[Any]:
         """Add the hooks, and return their handles."""
-        handles = [self.stack.register_forward_pre_hook(self._begin)]
+        own = self.running.own
+        handles = [self.stack.register_forward_pre_hook(own(self._begin))]
         for layer in dict.fromkeys(self.stack.sequence):
             handles += [
-                layer.register_forward_pre_hook(self._enter),
-                layer.register_forward_hook(self._leave),
+                layer.register_forward_pre_hook(own(self._enter)),
+                layer.register_forward_hook(own(self._leave)),
             ]
             for attention, sites in ((layer.attention, self.own), (layer.cross_attention, self.crosses)):
                 if attention is not None:
@@ -173,10 +189,11 @@ class _StackHooks:
             heads = arguments[0].unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
             return (site.apply("output", heads).transpose(1, 2).flatten(2),)
 
+        own = self.running.own
         return [
-            attention.mechanism.register_forward_pre_hook(start),
-            attention.mechanism.register_forward_hook(self.running.stop),
-            attention.output.register_forward_pre_hook(output),
+            attention.mechanism.register_forward_pre_hook(own(start)),
+            attention.mechanism.register_forward_hook(own(self.running.stop)),
+            attention.output.register_forward_pre_hook(own(output)),
         ]
 
     def _begin(self, module: nn.Module, arguments: Any) -> None:
@@ -219,19 +236,45 @@ def _transformers_sites(model: Any, running: RunningSite) -> Iterator[list[Atten
         site = AttentionSite(layer.name, layer.index, layer.num_heads, layer.cross, has_stream)
         sites.append(site)
         handles += [
-            layer.module.register_forward_pre_hook(lambda *_, site=site: running.start(site)),
-            layer.module.register_forward_hook(running.stop),
+            layer.module.register_forward_pre_hook(running.own(lambda *_, site=site: running.start(site))),
+            layer.module.register_forward_hook(running.own(running.stop)),
         ]
         if block is not None and has_stream:
-            handles += _of_block(block, site)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+            handles += _of_block(block, site, running)
     try:
-        with edited_outputs.editing(lambda y: running.site.apply("output", y) if running.site else y):
+        with (
+            _dispatched(model),
+            edited_outputs.editing(lambda y: running.site.apply("output", y) if running.site else y),
+        ):
             yield sites
     finally:
         _remove(handles)
-        model.set_attn_implementation(before)
+
+
+@contextlib.contextmanager
+def _dispatched(model: Any) -> Iterator[None]:
+    """Let a model of transformers run `attend` until the last of several traces of it ends.
+
+    The implementation belongs to the model, so calls of other threads run `attend` too, unchanged.
+    """
+    with _lock:
+        before, count = _dispatches.get(model, (model.config._attn_implementation, 0))
+        model.set_attn_implementation(IMPLEMENTATION)
+        _dispatches[model] = before, count + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            count = _dispatches[model][1] - 1
+            _dispatches[model] = before, count
+            if not count:
+                del _dispatches[model]
+                model.set_attn_implementation(before)
+
+
+_lock = threading.Lock()
+_dispatches: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+"""The implementation before the first of the running traces of a model, and the number of its traces."""
 
 
 def _block_name(modules: dict[str, nn.Module], name: str) -> str:
@@ -243,7 +286,7 @@ def _block_name(modules: dict[str, nn.Module], name: str) -> str:
     return name + ".none"
 
 
-def _of_block(block: nn.Module, site: AttentionSite) -> list[Any]:
+def _of_block(block: nn.Module, site: AttentionSite, running: RunningSite) -> list[Any]:
     def enter(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if arguments:
             return (site.apply("input", arguments[0]), *arguments[1:]), options
@@ -255,8 +298,8 @@ def _of_block(block: nn.Module, site: AttentionSite) -> list[Any]:
         return site.apply("residual", result[0]), *result[1:]
 
     return [
-        block.register_forward_pre_hook(enter, with_kwargs=True),
-        block.register_forward_hook(leave),
+        block.register_forward_pre_hook(running.own(enter), with_kwargs=True),
+        block.register_forward_hook(running.own(leave)),
     ]
 
 
