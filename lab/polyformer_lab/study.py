@@ -119,7 +119,9 @@ class Study(Config):
             shared = {key: data[key] for key in OF_A_CLAIM if key in data}
             rest = {key: value for key, value in data.items() if key not in OF_A_CLAIM}
             claims = rest.get("claims") or ({rest.get("name", ""): {}} if "claim" in shared else {})
-            data = {**rest, "claims": {name: {**shared, **own} for name, own in claims.items()}}
+            if not isinstance(claims, dict) or not all(isinstance(own, dict) for own in claims.values()):
+                raise InputError(f"claims: expected the keys of each claim by its name, got {quote(claims)}")
+            data = {**rest, "claims": {str(name): {**shared, **own} for name, own in claims.items()}}
         return super().from_dict(data, where)
 
     def __post_init__(self) -> None:
@@ -127,6 +129,8 @@ class Study(Config):
             raise InputError(f"name: expected the name of a file without its folder, got {quote(self.name)}")
         parsed = {name: Claim.from_dict(claim, f"claims.{name}") for name, claim in self.claims.items()}
         object.__setattr__(self, "claims", parsed)
+        for section in ("base", MEASURE, PREPARE):  # `changed` may replace a whole section
+            decode(dict[str, Any], getattr(self, section), section)
         self._check_grid()
         for section, functions in ((MEASURE, self.measure), (PREPARE, self.prepare)):
             if (functions or section == MEASURE) and not isinstance(functions.get("kind"), str):
