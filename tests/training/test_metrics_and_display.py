@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import pty
 from pathlib import Path
@@ -146,3 +147,10 @@ def test_curves_have_a_panel_for_each_kind_of_number(tmp_path: Path) -> None:
     text = path.read_text()
     assert text.startswith("<?xml")
     assert "<svg" in text
+
+
+@pytest.mark.parametrize("value", [{"a": 0}, [1], "1", True])
+def test_a_row_of_other_values_than_numbers_is_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "lr": value}) + "\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1: expected a row of numbers with its step"):
+        read_metrics(tmp_path)

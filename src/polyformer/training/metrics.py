@@ -39,11 +39,16 @@ def read_metrics(run: str | Path) -> list[Row]:
         if line.endswith(b"\n")
     ]
     for number, row in enumerate(rows, 1):
-        if type(row.get("step")) is not int:
+        if type(row.get("step")) is not int or not all(_is_metric(value) for value in row.values()):
             raise InputError(
-                f"{path}, line {number}: expected a row of metrics with its step; remove the line"
+                f"{path}, line {number}: expected a row of numbers with its step; remove the line"
             )
     return rows
+
+
+def _is_metric(value: object) -> bool:
+    """Return whether a value is a number, or None for one that is not finite."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def check_reporting(config: ReportingConfig, out: Path) -> None:
