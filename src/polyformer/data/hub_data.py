@@ -6,6 +6,7 @@ are files of this machine or servers of its network.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.data.image_decoding import read_image
@@ -36,7 +37,7 @@ def hub_rows(path: str, split: str) -> Iterator[Row]:
     with _reading_hub(path) as (name, part):
         rows = datasets.load_dataset(name, part, split=split, streaming=True)
         stored = rows.decode(False) if rows.features else rows
-        features = (rows.features or datasets.Features()).to_dict()
+        features: Any = (rows.features or datasets.Features()).to_dict()
         for row in stored:
             yield plain_row(row, features, lambda image: hub_image(path, image), path)
 

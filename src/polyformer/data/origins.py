@@ -141,7 +141,7 @@ def matching(path: str) -> list[Path | Remote]:
             raise InputError(
                 f"{file} is a link to a file outside of the folder of the pattern; name that file"
             )
-    return files or [existing_file(path)]
+    return [*files] or [existing_file(path)]
 
 
 def _fixed_folder(pattern: str) -> Path:
