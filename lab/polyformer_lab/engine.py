@@ -12,6 +12,7 @@ from polyformer.models.plugins import require_imported
 from polyformer.training.metrics import read_metrics, series
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
+from polyformer_lab.evidence import check_rules
 from polyformer_lab.page import write_page
 from polyformer_lab.plot import line_plot
 from polyformer_lab.processes import LOG, Processes
@@ -20,7 +21,6 @@ from polyformer_lab.results import (
     Results,
     aligned,
     by_name,
-    check_rule,
     mean_curves,
     results_of,
     write_csv,
@@ -48,8 +48,7 @@ class Running:
         """Prepare shared files, make the cells and check their recipes; nothing where data are missing."""
         if not self.sources.lacks:
             require_imported(self.study.base.get("imports"), "base.imports")
-            for claim in self.study.claims.values():
-                check_rule(claim)
+            check_rules(self.study)
             prepare(self.study, self.out, self.sources)
             cells = cells_of(self.study, self.out.absolute(), self.sources)
             recipes = [cell.recipe for cell in cells if cell.recipe is not None]

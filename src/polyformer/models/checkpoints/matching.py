@@ -1,6 +1,7 @@
 """The conversion of a checkpoint's tensors to ours, with a record of every tensor."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
@@ -44,6 +45,7 @@ def match_tensors(
     keys = {resolve_prefix(key, family.prefixes, {*links, *tied}): key for key in stored}
     weights, unused, missing = _convert(links, tied, keys, stored, own)
     weights |= family.generated_tensors(own)
+    numbered = {_without_numbers(theirs) for theirs in links if _without_numbers(theirs) != theirs}
     left: list[str] = []
     for name, key in keys.items():
         unused_key = family.unused_key(task, name) if name not in tied else None
@@ -52,6 +54,11 @@ def match_tensors(
         elif not family.expects(name):
             raise unknown("tensor in the checkpoint", name, family.full_key_mapping(task))
         elif name not in tied and not family.ignores(name):
+            if _without_numbers(name) in numbered:
+                raise InputError(
+                    f"the checkpoint has {quote(key)}, and config.json describes a model of fewer layers or "
+                    "parts; they belong to different models"
+                )
             left.append(key)
     held = {id(own[name]) for name in weights}  # a tied tensor has a second name
     absent = [name for name in own if name not in weights and id(own[name]) not in held]
@@ -105,6 +112,11 @@ def _convert(
                 unused[sources[name]] = weights[name]
             weights[name], sources[name] = tensor.contiguous(), theirs
     return weights, unused, missing
+
+
+def _without_numbers(name: str) -> str:
+    """Return a tensor's name without the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", name)
 
 
 def resolve_prefix(key: str, prefixes: Iterable[str], expected: Collection[str]) -> str:
