@@ -12,6 +12,7 @@ import torch
 
 import polyformer
 from polyformer.cli.main import main
+from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.generation import GenerationConfig
 
@@ -197,3 +198,35 @@ def test_converted_weights_write_as_they_are(
     assert text.startswith("line")
     assert len(text) > 10
     assert main(["evaluate", str(folder)]) == 2, "of runs alone: a checkpoint names no data and no task"
+
+
+@pytest.mark.parametrize("flags", [[], ["--num-beams", "2"], ["--draft", "lookup"]])
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
+def test_prompt_and_continuation_are_the_text_of_all_tokens(
+    kind: str, flags: list[str], tmp_path: Path, output: Callable[..., str]
+):
+    """The space before the first new word is shown once, also if the prompt ends with a space."""
+    config = TokenizerConfig.from_dict({"algorithm": kind, "vocab_size": 100, "lowercase": True})
+    Tokenizer.train(config, checkpoints.TEXT).save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    folder = checkpoints.save(tmp_path, "gpt2", tokenizer, max_position_embeddings=100)
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 8}))
+    model, words = polyformer.from_pretrained(folder), checkpoints.TEXT[0].lower().split()
+    search = {"num_beams": 2, "normalization": "length", "length_penalty": 1.0, "early_stopping": False}
+    options = search if "--num-beams" in flags else {}
+
+    def new_tokens(ids: list[int]) -> list[int]:
+        return model.generate(torch.tensor([ids]), max_new_tokens=8, **options).new_tokens()[0]
+
+    prompt = whole = ""
+    for prompt in (f"{a} {b}" for a in words for b in words):
+        ids = tokenizer.encode_prompt(prompt)
+        new = new_tokens(ids)
+        whole = tokenizer.decode([*ids, *new])
+        if whole == f"{prompt} {tokenizer.decode(new)}":  # the new tokens alone have no space
+            break
+    assert whole.startswith(f"{prompt} ")
+    for shown in (prompt, prompt + " "):
+        ids = tokenizer.encode_prompt(shown)
+        whole = tokenizer.decode([*ids, *new_tokens(ids)])
+        assert output("generate", folder, "--prompt", shown, *flags) == whole + "\n"

@@ -9,8 +9,7 @@ import torch
 
 from polyformer.data.summaries import RougeTokenizer, scorer
 from polyformer.models.architectures import Transformer
-from polyformer.models.generation import GenerationConfig
-from polyformer.models.generation.stopping import Decode
+from polyformer.models.generation import ContinuedText, Decode, GenerationConfig
 from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import set_threshold
 
@@ -56,7 +55,7 @@ def continuation_generator(
             texts += model.generate(ids, None, settings).texts(decode)
         return texts
 
-    return write, [decode(row[prompt:]) for row in rows]
+    return write, [ContinuedText(decode, row[:prompt])(row[prompt:]) for row in rows]
 
 
 class Translator(Protocol):

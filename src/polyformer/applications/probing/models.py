@@ -12,6 +12,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import max_positions
+from polyformer.models.generation import ContinuedText
 
 Continue = Callable[[Sequence[list[int]], int], list[str]]
 """A function from prompts (token ids) and the largest number of new tokens to the generated texts."""
@@ -72,7 +73,7 @@ def _by_transformers(model: Any, tokenizer: Tokenizer) -> Continue:
                 out = model.generate(
                     ids, attention_mask=torch.ones_like(ids), pad_token_id=pad or 0, **options
                 )
-            texts.append(tokenizer.decode(out[0, len(prompt) :].tolist()))
+            texts.append(ContinuedText(tokenizer.decode, prompt)(out[0, len(prompt) :].tolist()))
         return texts
 
     return write

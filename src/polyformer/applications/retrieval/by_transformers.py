@@ -15,6 +15,7 @@ from torch import Tensor
 from polyformer.applications.retrieval.mixture import Mixture
 from polyformer.applications.retrieval.readers import TransformersReader
 from polyformer.core.errors import InputError
+from polyformer.models.generation import ContinuedText, TextStreamer
 
 NEW_TOKENS = 64  # new tokens if neither the user nor the checkpoint sets their number
 
@@ -76,10 +77,13 @@ def generate(
     options.setdefault("max_new_tokens", reader.model.generation_config.max_new_tokens or NEW_TOKENS)
     seed = options.pop("seed", None)
     ids = prompt_ids(reader, prompt, options["max_new_tokens"])
-    size, decode = ids.shape[1], reader.tokenizer.decode
+    size, (before,) = ids.shape[1], ids.tolist()
+    new_text = ContinuedText(reader.tokenizer.decode, before)
+    if isinstance(show, TextStreamer):
+        show.begin([before])
 
     def ended(sequences: Tensor, scores: Any, **_: Any) -> Tensor:
-        texts = [decode(row) for row in sequences[:, size:].tolist()]
+        texts = [new_text(row) for row in sequences[:, size:].tolist()]
         return torch.tensor([any(mark in text for mark in stop) for text in texts], device=sequences.device)
 
     pad = reader.model.generation_config.pad_token_id

@@ -240,8 +240,9 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
     with model_threads(reader.model):
         for prompt in in_turn(options.prompt):
-            show = printer_after(prompt)
-            streamer = TextStreamer(reader.tokenizer.decode, stop, show)
+            decode = reader.tokenizer.decode
+            show = printer_after(shown_prompt(prompt, decode(reader.encode([prompt])[0])))
+            streamer = TextStreamer(decode, stop, show)
             tokens = generate(reader, mixture, prompt, settings, stop, streamer)
             if not streamer.tokens:
                 streamer.tokens = tokens  # beam search does not stream tokens
@@ -293,12 +294,14 @@ def write(
     """
     from polyformer.models.generation import TextStreamer
 
+    decode = task.tokenizer.decode
+    shown = shown_prompt(prompt, decode(task.start(prompt)))
     if config.method == "beam":
         generated = task.write(model, prompt, config, **more)
-        print(prompt + generated.texts(task.tokenizer.decode, config.stop)[0])
+        print(shown + generated.texts(decode, config.stop)[0])
         return
-    show = printer_after(prompt)
-    streamer = TextStreamer(task.tokenizer.decode, config.stop, show)
+    show = printer_after(shown)
+    streamer = TextStreamer(decode, config.stop, show)
     drafted = task.write(model, prompt, config, streamer, **more).drafted
     streamer.finish()
     show("\n")
@@ -315,6 +318,15 @@ def in_turn(prompts: Sequence[str]) -> Iterator[str]:
         if number:
             print()
         yield prompt
+
+
+def shown_prompt(prompt: str, decoded: str) -> str:
+    """Return a prompt without the white space at its end if its tokens, `decoded`, do not have it.
+
+    The continuation of such tokens begins with a space of its own.
+    """
+    end = prompt[len(prompt.rstrip()) :]
+    return prompt if decoded.endswith(end) else prompt.rstrip()
 
 
 def printer_after(prompt: str) -> Callable[[str], None]:

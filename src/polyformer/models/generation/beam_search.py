@@ -101,6 +101,7 @@ class BeamGroup:
         # log P of a long text needs more than half precision
         self.dtype = torch.promote_types(start.logits.dtype, torch.float32)
         self.owners = [FinishedTexts(config, wanted, rules.max_new_tokens) for _ in range(inputs)]
+        self.inputs = [*range(inputs)]  # the active ones
         # a single beam at first: equal beams would have equal extensions
         zeros = torch.zeros(inputs, 1, dtype=self.dtype, device=self.device)
         self.beams = Beams(zeros, start.history.new_empty(inputs, 1, 0))
@@ -123,7 +124,8 @@ class BeamGroup:
         # so many that `size` of them do not end: each beam has one extension per end token
         many = (1 + max(1, len(rules.stopping.eos))) * self.size
         candidates, parents = self.beams.extended(log_probabilities, many)
-        ended = rules.stopping.ended(candidates.tokens.flatten(0, 1)).view_as(parents)
+        owners = [row for row in self.inputs for _ in range(parents.shape[1])]
+        ended = rules.stopping.ended(candidates.tokens.flatten(0, 1), owners).view_as(parents)
         active = ~self.finished.unsqueeze(1)
         self._collect(candidates, (ended | last) & active, last)
         self.beams, chosen = candidates.without(ended, self.size)
@@ -147,6 +149,7 @@ class BeamGroup:
         """Keep only these inputs, given both as numbers and as an index tensor."""
         self.beams = Beams(self.beams.scores[index], self.beams.tokens[index])
         self.owners, self.finished = [self.owners[row] for row in rows], self.finished[index]
+        self.inputs = [self.inputs[row] for row in rows]
 
 
 def beam_search(

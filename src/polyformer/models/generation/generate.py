@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.generation.beam_search import beam_search
 from polyformer.models.generation.config import GenerationConfig
+from polyformer.models.generation.continued_text import Decode
 from polyformer.models.generation.contrastive_search import contrastive_search
 from polyformer.models.generation.decoder import (
     Decoder,
@@ -24,11 +25,12 @@ from polyformer.models.generation.decoder import (
 from polyformer.models.generation.dola import Dola, candidate_layers
 from polyformer.models.generation.draft import Draft, check_draft, in_evaluation_mode, make_drafter
 from polyformer.models.generation.processors import processors
-from polyformer.models.generation.results import DraftStatistics, Generated, SearchResult
+from polyformer.models.generation.results import DraftStatistics, Generated, SearchResult, without_padding
 from polyformer.models.generation.search import SearchSettings, sampler, search
 from polyformer.models.generation.setting_names import with_settings
 from polyformer.models.generation.speculation import Speculator
-from polyformer.models.generation.stopping import Decode, Stopping
+from polyformer.models.generation.stopping import Stopping
+from polyformer.models.generation.streaming import TextStreamer
 from polyformer.models.generation.topk import blockwise_argmax
 
 # Optional inputs per token of a prompt or source.
@@ -58,8 +60,8 @@ def generate(
     Args:
         model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
             threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
-        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids a
-            decoder-only model begins one text with its `special.bos`.
+        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids
+            `special.bos` begins one text of a decoder-only model.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
         config: by default 64 tokens, greedy; options by name (`max_new_tokens=20`) override it.
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
@@ -75,9 +77,8 @@ def generate(
             New tokens of a decoder-only model continue the last position, document, type, language and
             segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
 
-    Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for padding on the
-    right of a prompt, too many tokens, ids outside the vocabulary, settings that are unknown or contradict
-    each other, and unsuitable models.
+    Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for prompts padded on
+    the right, too many tokens, ids outside the vocabulary, wrong or contradictory settings and models.
     """
     inputs = {name: x for name in INPUTS if (x := inputs_and_settings.pop(name, None)) is not None}
     config = with_settings(config or GenerationConfig(), inputs_and_settings)
@@ -92,12 +93,13 @@ def generate(
     generator = _generator(config, generator, input_ids.device)
     contrast = _layer_contrast(model, config, mixture or retrieval)
     decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile, config.cache)
+    prompts = _prompts(model, input_ids, attention_mask)
     with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
-        stops = Stopping(special.eos, config.stop, decode)
+        stops = _stopping(config, special.eos, decode, streamer, *prompts)
         rules = SearchSettings(max_new_tokens, special.fill, active, stops, streamer)
-        result = _search(decoder, (*beginning, inputs), rules, config, generator, draft)
-    return _with_prompt(input_ids if model.encoder is None else input_ids[:, :0], *result)
+        reads = *beginning, inputs
+        return _with_prompt(*prompts, *_search(decoder, reads, rules, config, generator, draft))
 
 
 # The arguments of `Decoder.start`.
@@ -146,11 +148,41 @@ def _layer_contrast(
     return Dola(candidates, model.predictions, stack.final_norm)
 
 
-def _with_prompt(prompt: Tensor, result: SearchResult, drafted: DraftStatistics | None) -> Generated:
+def _prompts(
+    model: GenerativeModel, input_ids: Tensor, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens that the new ones follow, none for an encoder-decoder, and their padding [B]."""
+    if model.encoder is not None:
+        return input_ids[:, :0], None
+    return input_ids, None if attention_mask is None else (attention_mask == 0).sum(1)
+
+
+def _stopping(
+    config: GenerationConfig,
+    eos: tuple[int, ...],
+    decode: Decode | None,
+    streamer: Callable[[Tensor], None] | None,
+    prompts: Tensor,
+    padding: Tensor | None,
+) -> Stopping:
+    """Return the conditions that end a text; a streamer of text receives its prompt."""
+    if not config.stop and not isinstance(streamer, TextStreamer):
+        return Stopping(eos)
+    before = without_padding(prompts, padding)
+    if isinstance(streamer, TextStreamer):
+        streamer.begin(before)
+    return Stopping(eos, config.stop, decode, before)
+
+
+def _with_prompt(
+    prompt: Tensor, padding: Tensor | None, result: SearchResult, drafted: DraftStatistics | None
+) -> Generated:
     """Return the texts of a search with their prompts [B, T]; each prompt has the same number of texts."""
-    prompt = prompt.repeat_interleave(len(result.tokens) // len(prompt), 0)
+    copies = len(result.tokens) // len(prompt)
+    prompt = prompt.repeat_interleave(copies, 0)
+    padding = None if padding is None else padding.repeat_interleave(copies)
     sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
-    return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted)
+    return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted, padding)
 
 
 def _generator(

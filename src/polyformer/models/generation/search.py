@@ -50,10 +50,14 @@ class StepDecoder(Protocol[S]):
 
 
 class GrowingTexts:
-    """The texts of a search: one text after each row of `history` [N, T]; a row leaves when its text ends."""
+    """The texts of a search: one text after each row of `history` [N, T]; a row leaves when its text ends.
 
-    def __init__(self, history: Tensor, rules: SearchSettings, dtype: torch.dtype):
+    copies: number of rows for each input.
+    """
+
+    def __init__(self, history: Tensor, rules: SearchSettings, dtype: torch.dtype, copies: int = 1):
         count, self.prompt = history.shape
+        self.inputs = [row // copies for row in range(count)]  # of the active rows
         self.rules, self.step = rules, 0
         self.text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
         self.output = history.new_full((count, rules.max_new_tokens), rules.pad)
@@ -85,7 +89,7 @@ class GrowingTexts:
             return None
         if not self.rules.stopping.can_end:
             return slice(None)
-        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1])
+        ended = self.rules.stopping.ended(self.text[:, self.prompt : now + 1], self.inputs)
         count = int(ended.count_nonzero())  # a GPU waits here, once per token
         if count == len(ended):
             return None
@@ -94,6 +98,7 @@ class GrowingTexts:
         stay = (~ended).nonzero().squeeze(1)
         self.alive = stay if isinstance(self.alive, slice) else self.alive[stay]
         self.text = self.text[stay]
+        self.inputs = [self.inputs[row] for row in stay.tolist()]
         return stay
 
     def result(self) -> SearchResult:
@@ -110,7 +115,7 @@ def search(
         # The prompt is read once for all samples.
         rows = torch.arange(len(logits), device=logits.device).repeat_interleave(copies)
         logits, state, history = logits[rows], state.reorder(rows), history[rows]
-    texts = GrowingTexts(history, rules, logits.dtype)
+    texts = GrowingTexts(history, rules, logits.dtype, copies)
     while True:
         token = choose(process(rules.processors, logits, texts.tokens))
         stay = texts.add(token, logits)
