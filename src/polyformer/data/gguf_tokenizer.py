@@ -14,11 +14,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
 from polyformer.data.pipelines import reading
-from polyformer.data.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline, with_listed
+from polyformer.data.sentencepiece import BYTE, NORMAL, UNKNOWN, Pieces, with_listed, without_symbols
 from polyformer.data.tokenizer import Tokenizer
-
-BYTE = 6
-"""The type of pieces that are one byte; the other types are SentencePiece's."""
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3 = (
@@ -131,18 +128,17 @@ def _pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> tokenizers.Token
             f"{file.path}: damaged: {len(scores)} scores of {len(tokens)} pieces, {kinds.count(UNKNOWN)} "
             "unknown ones; get another copy of it"
         )
-    return pipeline(
-        Pieces(
-            names=tokens,
-            scores=scores,
-            kinds=kinds,
-            is_bpe=True,
-            characters=b"",
-            bytes_for_unknown=BYTE in kinds,
-            tidy_spaces=file.value("tokenizer.ggml.remove_extra_whitespaces", bool, False),
-            prefix=file.value("tokenizer.ggml.add_space_prefix", bool, True),
-        )
+    pieces = Pieces(
+        names=tokens,
+        scores=scores,
+        kinds=kinds,
+        is_bpe=True,
+        characters=b"",
+        bytes_for_unknown=BYTE in kinds,
+        tidy_spaces=file.value("tokenizer.ggml.remove_extra_whitespaces", bool, False),
+        prefix=file.value("tokenizer.ggml.add_space_prefix", bool, True),
     )
+    return with_listed(without_symbols(pieces), tokens, kinds)
 
 
 def _named(file: Gguf, name: str, tokens: list[str]) -> str | None:

@@ -14,6 +14,9 @@ from polyformer.core.files import read_json
 from polyformer.core.limits import SIZE
 from polyformer.data.special_tokens import NAMES
 
+UNUSED_CHARACTER = "\U0010ffff"
+"""A code point that never becomes a character, and so is unknown to tokenizers."""
+
 
 def with_special(backend: tokenizers.Tokenizer, names: Iterable[str]) -> tokenizers.Tokenizer:
     """Return the pipeline with these special tokens added."""
@@ -73,23 +76,48 @@ def load_json(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
 
 
-def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int | None]) -> None:
+def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
     """Prevent texts from being encoded to the tokens of `ids`, which Unigram finds like any piece.
 
-    If the name of such a token occurs in a text, its first character is split from the rest.
+    If the name of such a token occurs in a text, it is split between two characters that no piece contains
+    together, or after the first.
     """
     if not isinstance(backend.model, models.Unigram):
         return
+    vocab, names = backend.get_vocab(), {number: backend.id_to_token(number) or "" for number in ids}
+
+    def is_found(number: int) -> bool:
+        if number not in backend.encode(names[number], add_special_tokens=False).ids:
+            return False
+        # The unknown token may also be that of the characters of its name.
+        return number not in unknown or any(character in vocab for character in names[number])
+
+    unknown = backend.encode(UNUSED_CHARACTER, add_special_tokens=False).ids
+    split_names(backend, [name for number, name in names.items() if is_found(number)])
+
+
+def split_names(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Split `names` in texts, so that none of them is a single token."""
+    names = sorted(name for name in names if len(name) > 1)
+    if not names:
+        return
+    vocab, pairs = backend.get_vocab(), {name[i : i + 2] for name in names for i in range(len(name) - 1)}
+    joined = {pair for piece in vocab.keys() - names for pair in pairs if pair in piece}
     rests: dict[str, list[str]] = {}
-    for number in ids:
-        name = "" if number is None else backend.id_to_token(number) or ""
-        if len(name) > 1 and number in backend.encode(name, add_special_tokens=False).ids:
-            rests.setdefault(re.escape(name[0]), []).append(re.escape(name[1:]))
-    if rests:
-        split = "|".join(f"{first}(?={'|'.join(sorted(rests[first]))})" for first in sorted(rests))
-        apart = pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated")
-        before = backend.pre_tokenizer
-        backend.pre_tokenizer = apart if before is None else pre_tokenizers.Sequence([before, apart])
+    for name in names:
+        free = [i for i in range(1, len(name)) if name[i - 1 : i + 1] not in joined]
+        # Unknown characters in succession are one token.
+        known = [i for i in free if any(character in vocab for character in name[i - 1 : i + 1])]
+        place = [*known, *free, 1][0]
+        rests.setdefault(re.escape(name[:place]), []).append(re.escape(name[place:]))
+    pattern = "|".join(f"{first}(?={'|'.join(rests[first])})" for first in rests)
+    then(backend, pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="merged_with_previous"))
+
+
+def then(backend: tokenizers.Tokenizer, step: Any) -> None:
+    """Add a last step to the pre-tokenizer."""
+    before = backend.pre_tokenizer
+    backend.pre_tokenizer = step if before is None else pre_tokenizers.Sequence([before, step])
 
 
 def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:

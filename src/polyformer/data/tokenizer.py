@@ -75,7 +75,11 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.cls_id, self.sep_id = ids["bos"], ids["eos"], ids["cls"], ids["sep"]
         added = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
         self.special_ids = frozenset(added | {number for number in ids.values() if number is not None})
-        without_special(backend, self.special_ids - {self.unk_id})
+        # A piece of SentencePiece with the usual name of a role, which texts may contain.
+        self.symbols = {name for role, name in self.roles.items() if name and role not in (roles or {})}
+        known = added if self.unk_id is None else added | {self.unk_id}
+        self.symbols -= {backend.id_to_token(number) for number in known}
+        without_special(backend, known)
         self.ordinary_ids = np.setdiff1d(np.arange(len(self)), list(self.special_ids))
 
     @classmethod
@@ -115,7 +119,7 @@ class Tokenizer:
         atomic_write(target, self.backend.to_str(pretty=True).encode())
         _, types = self.encode_for_model("", "")  # only the separators: some vocabularies lack every letter
         settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        settings |= {f"{role}_token": name for role, name in self.roles.items()}
+        settings |= {f"{role}_token": name for role, name in self.roles.items() if name not in self.symbols}
         extra = [self.token(number) for number in sorted(self.special_ids)]
         if others := [name for name in extra if name not in self.roles.values()]:
             settings["additional_special_tokens"] = others
