@@ -44,6 +44,17 @@ class HubFiles:
         return tuple(name for name in names if name not in NEUTRAL)
 
     @cached_property
+    def add_prefix_space(self) -> bool | None:
+        """Return whether a text begins with a space; None if tokenizer.json determines it.
+
+        As in transformers, the setting belongs to the classes of families, not to `PreTrainedTokenizerFast`.
+        """
+        stated = self.settings.get("tokenizer_class")
+        value = self.settings.get("add_prefix_space")
+        neutral = isinstance(stated, str) and stated.removesuffix("Fast") in NEUTRAL
+        return value if isinstance(value, bool) and self.names and not neutral else None
+
+    @cached_property
     def roles(self) -> dict[str, AddedToken | None]:
         """Return the special token of each role in the files; None if a file states that there is none."""
         settings = self._merged

@@ -20,6 +20,7 @@ from polyformer.data.pipelines import (
     load_wordpiece,
     read_vocab,
     reading,
+    with_prefix_space,
     with_special,
 )
 from polyformer.data.sentencepiece import pipeline, read_pieces
@@ -45,7 +46,10 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
         return load_gguf(file)
     if path.is_dir() and merges is None:
         with reading(path):
-            return load_directory(HubFiles(path), lowercase)
+            files = HubFiles(path)
+            tokenizer = load_directory(files, lowercase)
+            tokenizer.splits_special = files.settings.get("split_special_tokens") is True
+            return tokenizer
     path = path / "vocab.json" if path.is_dir() else path
     return Tokenizer(_load_file(path, merges, lowercase))
 
@@ -64,7 +68,10 @@ def _load_file(path: Path, merges: Path | None, lowercase: bool | None) -> token
 def load_directory(files: HubFiles, lowercase: bool | None) -> Tokenizer:
     """Load the tokenizer of a directory; raises `InputError` if it has none or a damaged file."""
     if (files.folder / "tokenizer.json").is_file():
-        return _with_special_tokens(files, _load_file(files.folder / "tokenizer.json", None, lowercase))
+        backend = _load_file(files.folder / "tokenizer.json", None, lowercase)
+        if files.add_prefix_space is not None:
+            backend = with_prefix_space(backend, files.add_prefix_space)
+        return _with_special_tokens(files, backend)
     vocabularies = [path for name in _VOCABULARIES if (path := files.folder / name).is_file()]
     for path in vocabularies or [path for name in _PICKLES if (path := files.folder / name).is_file()]:
         refuse_pickle(path, PICKLE_FIX)

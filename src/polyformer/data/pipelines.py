@@ -1,5 +1,6 @@
 """Pipelines of the `tokenizers` library for `Tokenizer`: their parts, and loading from common files."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,29 @@ def load_json(path: Path) -> tokenizers.Tokenizer:
     """Load the pipeline in a tokenizer.json; raises `InputError` if it is damaged."""
     with reading(path):
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+
+
+def with_prefix_space(backend: tokenizers.Tokenizer, prefix: bool) -> tokenizers.Tokenizer:
+    """Return the pipeline that adds a space before a text, or adds none, whatever its file says."""
+    described = json.loads(backend.to_str())
+
+    def changed(part: Any) -> Any:
+        """Return a part of the pipeline with this setting; None for one that only adds the space."""
+        if not isinstance(part, dict):
+            return part
+        kind = part.get("type")
+        if kind == "Sequence":
+            name = next(name for name in part if name != "type")
+            return {**part, name: [new for old in part[name] if (new := changed(old)) is not None]}
+        if kind == "ByteLevel":
+            return {**part, "add_prefix_space": prefix}
+        if kind == "Metaspace" and prefix != (part["prepend_scheme"] != "never"):
+            return {**part, "prepend_scheme": "always" if prefix else "never"}
+        is_space = kind == "Prepend" or (kind == "Strip" and part.get("content") == " ")
+        return None if is_space and not prefix else part
+
+    steps = {name: changed(described[name]) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    return tokenizers.Tokenizer.from_str(json.dumps({**described, **steps}))
 
 
 def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int]) -> None:

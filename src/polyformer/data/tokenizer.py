@@ -65,6 +65,9 @@ class Tokenizer:
     ) -> None:
         from polyformer.data.pipelines import without_special
 
+        self.splits_special = (
+            False  # setting of a checkpoint: models read special tokens in texts as characters
+        )
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not a special token
         backend.no_padding()
         backend.no_truncation()
@@ -123,6 +126,8 @@ class Tokenizer:
         extra = [self.token(number) for number in sorted(self.special_ids)]
         if others := [name for name in extra if name not in self.roles.values()]:
             settings["additional_special_tokens"] = others
+        if self.splits_special:
+            settings["split_special_tokens"] = True
         names = ["input_ids", *(["token_type_ids"] if 1 in types else []), "attention_mask"]
         write_json(target.with_name("tokenizer_config.json"), {**settings, "model_input_names": names})
         return target
@@ -197,9 +202,9 @@ class Tokenizer:
 
     @cached_property
     def marking(self) -> "tokenizers.Tokenizer":
-        """Return the same tokenizer with recognition of special tokens in texts."""
+        """Return the same tokenizer with recognition of special tokens in texts, unless they are split."""
         marking = type(self.backend).from_str(self.backend.to_str())
-        marking.encode_special_tokens = False
+        marking.encode_special_tokens = self.splits_special
         return marking
 
     @cached_property
