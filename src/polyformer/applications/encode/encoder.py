@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from tokenizers import normalizers
 from torch import Tensor
 
 from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
@@ -23,15 +24,12 @@ from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.models.architectures.training_record import RECIPE
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.models.checkpoints.load import WRAPPED
-from polyformer.models.checkpoints.sentence import embedding_head
+from polyformer.models.checkpoints.sentence import TextReading, embedding_head, text_reading
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 from polyformer.training.recipes.reader import LABELLED, MARKS, collation, set_special_tokens
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks.text import batched
-
-LIMIT = "sentence_bert_config.json"
-"""File of sentence-transformers with max_seq_length: the most tokens per text, including special tokens."""
 
 
 class Vectors(NamedTuple):
@@ -50,6 +48,7 @@ class Encoder:
         normalize: with a `pooling`, whether vectors are scaled to length 1.
         max_length: the most tokens per text, including special tokens; longer texts are truncated. None: the
             limit of the folder, or of the model.
+        prompt_name: a prompt of the folder, which precedes every text; None: its default prompt, if any.
         batch_tokens: tokens per batch, including padding.
 
     Raises:
@@ -65,6 +64,7 @@ class Encoder:
         normalize: bool = True,
         max_length: int | None = None,
         batch_tokens: int = 4096,
+        prompt_name: str | None = None,
     ):
         if max_length is not None and max_length < 2:
             raise InputError(f"max_length: expected 2 tokens or more, got {max_length}")
@@ -76,9 +76,14 @@ class Encoder:
         config = self.model.config
         assert isinstance(config, ModelConfig)
         self.config, self.tokenizer, self.batch_tokens = config, load_tokenizer(folder), batch_tokens
-        self.max_length = _length(folder, config, max_length)
+        self.reading = text_reading(folder, prompt_name)
+        self.max_length = _length(folder, config, self.reading, max_length)
         if config.origin is None and self.tokenizer.backend.post_processor is None:
             set_special_tokens(self.tokenizer, *(MARKS["generate"] if config.encoder is None else LABELLED))
+        if self.reading.lowercase:
+            marking, lower = self.tokenizer.marking, normalizers.Lowercase()
+            before = marking.normalizer
+            marking.normalizer = lower if before is None else normalizers.Sequence([lower, before])
         if self.max_length is not None:
             self.tokenizer.marking.enable_truncation(self.max_length)
         self.collate, self.first = collation(config, self.tokenizer)
@@ -97,12 +102,15 @@ class Encoder:
             "head": (self.head or self.config.head).to_dict(),
             "max_length": self.max_length,
             "batch_tokens": self.batch_tokens,
+            **({"lowercase": True} if self.reading.lowercase else {}),
+            **({"prompt": self.reading.prompt} if self.reading.prompt else {}),
         }
 
     @torch.no_grad()
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """Return the vector of each text, in order; the batches contain texts of similar lengths."""
-        encoded = self.tokenizer.marking.encode_batch_fast(list(texts))
+        prompt = self.reading.prompt
+        encoded = self.tokenizer.marking.encode_batch_fast([prompt + text for text in texts])
         cut = [number for number, encoding in enumerate(encoded) if encoding.overflowing]
         vectors = torch.empty(len(texts), self.width)
         rows: list[Any] = [encoding.ids or [self.first] for encoding in encoded]
@@ -153,13 +161,12 @@ def _missing_pooling(folder: Path) -> InputError:
     )
 
 
-def _length(folder: Path, config: ModelConfig, asked: int | None) -> int | None:
+def _length(folder: Path, config: ModelConfig, reading: TextReading, asked: int | None) -> int | None:
     """Return the most tokens per text; None for no limit."""
     most = max_positions(config)
     if asked is not None:
         if most is not None and asked > most:
             raise InputError(f"max_length: expected at most {most}, the limit of {folder}, got {asked}")
         return asked
-    described = read_json(folder / LIMIT, dict) if folder.is_dir() and (folder / LIMIT).is_file() else {}
-    usual = described.get("max_seq_length")
-    return usual if isinstance(usual, int) and (most is None or usual <= most) else most
+    limits = [limit for limit in (most, reading.most) if limit is not None]
+    return min(limits, default=None)

@@ -48,6 +48,10 @@ class EmbedOptions:
     )
     unnormalized: bool = option("with --pooling: do not normalize vectors to length 1", False)
     max_length: int | None = option("largest number of tokens to read per text (default: the model's limit)")
+    prompt_name: str | None = option(
+        "prompt of a folder of sentence-transformers, before every text (default: the folder's default)",
+        metavar="NAME",
+    )
     too_long: Literal["cut", "refuse"] = option("treatment of longer texts (default: cut)", "cut")
     dtype: Literal["float32", "float16"] = option(
         "number format of the vectors (default: float32)", "float32"
@@ -92,6 +96,7 @@ def run(options: EmbedOptions) -> None:
         normalize=not options.unnormalized,
         max_length=options.max_length,
         batch_tokens=options.batch_tokens,
+        prompt_name=options.prompt_name,
     )
     with model_threads(encoder.model):
         progress = embed(

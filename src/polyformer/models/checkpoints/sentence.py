@@ -1,18 +1,32 @@
 """Folders of sentence-transformers: a public checkpoint, with the pooling of its vectors next to it.
 
 `modules.json` lists the steps for a text: the model, a pooling with its own folder, and perhaps a
-normalization to length 1. Reimers and Gurevych 2019, section 3.
+normalization to length 1. Other files say how texts are read:
+
+    config_sentence_transformers.json   prompts by name, and the name of the default prompt
+    sentence_bert_config.json           max_seq_length, do_lower_case; older folders have other models' names
+    tokenizer_config.json               model_max_length, if there is no max_seq_length
+
+Reimers and Gurevych 2019, section 3.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json, write_json
+from polyformer.core.limits import SIZE
 from polyformer.core.ops.pooling import Pooling
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
 MODULES = "modules.json"
+READING = [
+    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert")
+]
+READING += ["sentence_xlm-roberta_config.json", "sentence_xlnet_config.json"]
+PROMPTS = "config_sentence_transformers.json"
 # Their names, in newer and in older folders, with ours.
 POOLINGS: dict[str, Pooling] = {
     "cls": "first",
@@ -42,11 +56,57 @@ def embedding_head(folder: Path) -> EmbedConfig | None:
             f"{folder / MODULES}: expected the modules Transformer, Pooling and perhaps Normalize, got "
             f"{', '.join(kinds)[:200]}; give the head as an EmbedConfig, or load the model without it"
         )
-    name = modules[1].get("path")
-    # The file is untrusted and must not lead out of its folder.
-    if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
-        raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
-    return EmbedConfig(pooling=_pooling(folder / name / "config.json"), normalize=len(kinds) == 3)
+    return EmbedConfig(pooling=_pooling(_pooling_file(folder, modules)), normalize=len(kinds) == 3)
+
+
+@dataclass(frozen=True)
+class TextReading:
+    """The reading of texts in a folder.
+
+    most: the most tokens per text, including special tokens; None for no limit in the files. lowercase:
+    whether texts are converted to lower case first. prompt: precedes every text.
+    """
+
+    most: int | None = None
+    lowercase: bool = False
+    prompt: str = ""
+
+
+def text_reading(folder: Path, prompt_name: str | None = None) -> TextReading:
+    """Return how sentence-transformers reads texts for the model in `folder`, with a prompt by its name.
+
+    Without a name it is the default prompt of the folder. Raises `InputError` for an unknown prompt, and for
+    a prompt that is left out of the pooling, which is not supported.
+    """
+    described, tokenizer, prompts = _table(folder, *READING), _table(folder, "tokenizer_config.json"), {}
+    limit = described.get("max_seq_length") or tokenizer.get("model_max_length")
+    about = _table(folder, PROMPTS)
+    if isinstance(about.get("prompts"), dict):
+        prompts = {str(name): str(text or "") for name, text in about["prompts"].items()}
+    name = about.get("default_prompt_name") if prompt_name is None else prompt_name
+    if name is not None and name not in prompts:
+        raise unknown(f"prompt of {folder}:", str(name), prompts)
+    prompt = "" if name is None else prompts[name]
+    if prompt and _leaves_prompt_out(folder):
+        raise InputError(
+            f"{folder}: its pooling leaves the prompt {quote(prompt)} out (include_prompt), which is not "
+            "supported; use sentence-transformers, or set include_prompt to true in the pooling's config.json"
+        )
+    most = int(limit) if isinstance(limit, int | float) and 0 < limit < SIZE else None
+    return TextReading(most, described.get("do_lower_case") is True, prompt)
+
+
+def _leaves_prompt_out(folder: Path) -> bool:
+    if not (folder / MODULES).is_file():
+        return False
+    described = read_json(_pooling_file(folder, read_json(folder / MODULES, list)), dict)
+    return described.get("include_prompt", True) is False
+
+
+def _table(folder: Path, *names: str) -> dict[str, Any]:
+    """Return the first of these files that exists; empty without any."""
+    paths = [folder / name for name in names if (folder / name).is_file()]
+    return read_json(paths[0], dict) if paths else {}
 
 
 def write_modules(config: ModelConfig, folder: Path) -> bool:
@@ -75,6 +135,15 @@ def write_modules(config: ModelConfig, folder: Path) -> bool:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_positions(config)})
     write_json(folder / MODULES, modules)
     return True
+
+
+def _pooling_file(folder: Path, modules: list[Any]) -> Path:
+    """Return the configuration of the second module; it must lie in a folder within `folder`."""
+    name = modules[1].get("path") if len(modules) > 1 and isinstance(modules[1], dict) else None
+    # The file is untrusted and must not lead out of its folder.
+    if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
+        raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
+    return folder / name / "config.json"
 
 
 def _pooling(path: Path) -> Pooling:
