@@ -72,6 +72,22 @@ def test_a_kind_lists_its_entries_and_wildcards_match_names():
     assert names("*") == {row[:2] for row in entries()}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Transformer-ED", ("preset", "transformer-base")),
+        ("Transformer-D", ("preset", "decoder-small")),
+        ("Transformer-DMCA", ("preset", "t-dmca-small")),
+        ("MoE", ("FeedForward", "experts")),
+        ("decision-transformer", ("preset", "dt-gym")),
+        ("word2vec", ("command", "data vectors")),
+        ("MLA", ("option", "attention.latent")),
+    ],
+)
+def test_names_of_papers_are_understood(name: str, expected: tuple[str, str]):
+    assert expected in names(name)
+
+
 def test_an_unknown_word_is_an_error():
     with pytest.raises(InputError, match="unknown name 'performr': did you mean"):
         run(ListOptions(pattern="performr"))

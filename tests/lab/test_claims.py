@@ -5,6 +5,7 @@ import html
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_sources import write_sources
@@ -80,6 +81,20 @@ def test_every_other_study_has_recipes_of_models(name: str, sources: Path, tmp_p
 def test_recorded_figures_give_the_recorded_verdicts_and_seeds(name: str):
     study = STUDIES[name]
     assert list(find_faults(study, read_csv(study, RECORDED / f"{name}.csv"), RECORDS)) == []
+
+
+def test_the_lead_of_exits_by_confidence_is_that_of_its_figures():
+    """The line through the thresholds above each fixed exit that it spans."""
+    rows = read_csv(STUDIES["calm"], RECORDED / "calm.csv").rows
+    points: dict[str, list[tuple[float, float]]] = {
+        by: sorted((row["layers"], row["consistency"]) for row in rows if row.get("by") == by)
+        for by in ("confidence", "depth")
+    }
+    layers, line = zip(*points["confidence"])
+    leads = [y - np.interp(x, layers, line) for x, y in points["depth"] if layers[0] <= x <= layers[-1]]
+    (summary,) = [row for row in rows if "lead" in row]
+    assert summary["compared"] == len(leads) == 3
+    assert summary["lead"] == pytest.approx(-max(leads), abs=1e-4)  # layers are rounded
 
 
 def test_some_figures_contradict_every_rule():

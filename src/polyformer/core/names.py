@@ -5,6 +5,7 @@ name is and how it is used.
 """
 
 import difflib
+import fnmatch
 import importlib
 import re
 from collections.abc import Callable, Iterable
@@ -19,6 +20,17 @@ MODULES = (
     "polyformer.training.recipes.recipe",
 )
 """Modules whose import registers every kind."""
+
+
+OTHER_NAMES = {
+    "decision-transformer": "dt-*",
+    "mixture-of-experts": "experts",
+    "moe": "experts",
+    "transformer-d": "decoder-*",
+    "transformer-dmca": "t-dmca-*",
+    "transformer-ed": "transformer-*",
+}
+"""Names in papers, with our names for the same as a wildcard."""
 
 
 class Kind(NamedTuple):
@@ -67,6 +79,7 @@ def unknown_name(kind: str, value: object, known: Iterable[str]) -> InputError:
     value, wanted = value[:QUOTED], _plain(value[:QUOTED])
     others = [name for name in registered_names() if name.kind != kind]
     longer = [name for name in own if _plain(name).startswith(f"{wanted}-")][:3]
+    longer = longer or fnmatch.filter(own, OTHER_NAMES.get(wanted, ""))[:3]
     same = [f"{_with_article(name)} ({name.use})" for name in others if _plain(name.name) == wanted]
     hints = [f"it is {' and '.join(same)}"] if same else []
     if not hints and not longer:

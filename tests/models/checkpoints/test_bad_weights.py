@@ -1,12 +1,13 @@
 """Weights that are cut off, missing, of the wrong shape or outside the folder: a named error."""
 
+import json
 import shutil
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
-from damage import fails, indexed, reweighed, sharded
+from damage import edited, fails, indexed, reweighed, sharded
 from safetensors.torch import load_file
 
 import polyformer
@@ -18,6 +19,13 @@ def test_several_files_are_one(copy: Path):
     assert len(list(copy.glob("model-*.safetensors"))) > 2
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], item) for name, item in before.items())
+
+
+def test_weights_of_more_layers_than_the_config(copy: Path):
+    layers = json.loads((copy / "config.json").read_text())["num_hidden_layers"]
+    message = fails(edited(copy, num_hidden_layers=layers - 1))
+    assert f"layers.{layers - 1}." in message.replace(f"layer.{layers - 1}.", f"layers.{layers - 1}.")
+    assert "config.json describes a model of fewer layers" in message
 
 
 @pytest.mark.parametrize("keep", [0, 7, 300, -100])

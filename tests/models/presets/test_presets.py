@@ -79,6 +79,12 @@ def test_a_pattern_leaves_cross_attention_whole():
     ("name", "overrides", "message"),
     [
         ("gtp2", {}, "unknown model 'gtp2': did you mean 'gpt2'"),
+        ("bert", {}, "unknown model 'bert': did you mean 'bert-base' or 'bert-large'"),
+        (
+            "decision-transformer",
+            {},
+            "unknown model 'decision-transformer': did you mean 'dt-atari' or 'dt-gym' or 'dt-tiny'",
+        ),
         ("gpt2", {"num_layers": 3}, "unknown option of ModelConfig 'num_layers': did you mean"),
         ("gpt2", {"vocab_size": "many"}, "vocab_size: expected int, got 'many'"),
         ("gpt2", {"vocab_size": 0}, "vocab_size: expected 1 or more, got 0"),

@@ -9,7 +9,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from polyformer.cli.commands.options import argument
-from polyformer.core.names import unknown_name
+from polyformer.core.names import OTHER_NAMES, unknown_name
 
 EXAMPLES = """examples:
   polyformer list
@@ -45,10 +45,34 @@ def matching(pattern: str) -> list[tuple[str, str, str, str]]:
     Words are searched in names, descriptions and sources, in upper or lower case, and may be parts of words.
     """
     rows, wanted = entries(), pattern.lower()
+    wanted = OTHER_NAMES.get(wanted, wanted)
     if any(character in wanted for character in "*?["):
         return [row for row in rows if any(fnmatch.fnmatchcase(name.lower(), wanted) for name in row[:2])]
     kinds = [row for row in rows if row[0].lower() == wanted]
     return kinds or [row for row in rows if all(word in " ".join(row[1:]).lower() for word in wanted.split())]
+
+
+ELSEWHERE = [
+    (
+        "command",
+        "data vectors",
+        "Word vectors of texts (word2vec): skip-gram or CBOW.",
+        "Mikolov et al. 2013",
+    ),
+    (
+        "option",
+        "num_key_value_heads",
+        "Multi-query (1) and grouped-query attention: fewer heads of keys and values.",
+        "Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA)",
+    ),
+    (
+        "option",
+        "attention.latent",
+        "Multi-head latent attention: keys and values from one latent vector per token.",
+        "DeepSeek-AI 2024 (DeepSeek-V2, MLA)",
+    ),
+]
+"""Rows of ideas that are no registered class."""
 
 
 def entries() -> list[tuple[str, str, str, str]]:
@@ -62,4 +86,4 @@ def entries() -> list[tuple[str, str, str, str]]:
     ]
     presets = [("preset", name, sentence(MODELS[name]), "") for name in MODELS.names()]
     others = [(axis, name, sentence(member), member.paper) for axis, name, member in members()]
-    return [*recipes, *presets, *others]
+    return [*recipes, *presets, *others, *ELSEWHERE]
