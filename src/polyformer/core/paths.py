@@ -17,7 +17,7 @@ def checked_path(name: str | Path) -> Path:
     """
     try:
         os.stat(name)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"expected the name of a file or folder, got {quote(name)}") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:

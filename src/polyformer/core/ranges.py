@@ -47,7 +47,7 @@ class Range:
     def __init__(self, metadata: tuple[Any, ...]) -> None:
         self.low, self.high = -math.inf, math.inf
         self.includes_low, self.includes_high = False, False
-        self.whole = int in metadata
+        self.whole, self.of_several = int in metadata, False
         # The last: it belongs to the outermost `Annotated`.
         self.wording = next((item for item in reversed(metadata) if isinstance(item, Wording)), Wording())
         for constraint in _constraints(metadata):
@@ -103,10 +103,13 @@ def check_ranges(config: Any, prefix: str = "") -> None:
         value = getattr(config, name)
         try:
             inside = value is None or interval.contains(value)
-        except TypeError:  # several numbers, or none
+        except (TypeError, RuntimeError):  # several numbers, or none; a tensor of several
             inside = False
-        if not inside:
-            interval.check(prefix + name, value)
+        if inside:
+            continue
+        interval.check(prefix + name, value)
+        if not interval.of_several and isinstance(value, tuple | list):
+            raise InputError(f"{prefix}{name}: expected {interval}, got {quote(value)}")
 
 
 @functools.cache
@@ -120,6 +123,8 @@ def ranges(cls: type) -> dict[str, Range]:
     metadata = {field.name: {*_metadata(hints[field.name])} for field in dataclasses.fields(cls)}
     assert all(len(each) <= 1 for each in metadata.values()), f"{cls.__name__}: two ranges of a field"
     own = {name: Range(items) for name, each in metadata.items() for items in each}
+    for name, interval in own.items():
+        interval.of_several = "tuple" in str(hints[name])
     return dict(ChainMap(own, *inherited))
 
 

@@ -13,11 +13,13 @@ from polyformer.applications.audit.adaptors import load_model, subjects
 from polyformer.applications.audit.checks import CHECKS, Check, Gap, find
 from polyformer.applications.audit.report import Report, Result, checked
 from polyformer.applications.audit.subject import NotApplicableError, Subject
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import quote, unknown
 
 ACCURATE = torch.float32, torch.float64
 
 
+@names_wrong_types
 def audit(
     model: nn.Module | str,
     call: Callable[..., Any] | None = None,

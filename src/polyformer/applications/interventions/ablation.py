@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.applications.interventions.trace import trace
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.stack import Stack
@@ -40,6 +41,7 @@ class Ablation:
         return sorted(rows, key=lambda row: -row[2])
 
 
+@names_wrong_types
 def ablate(
     model: nn.Module,
     rows: Sequence[Tensor],
@@ -57,6 +59,8 @@ def ablate(
         progress: receives the number of finished rows and of all rows.
     """
     check_decoder(model)
+    if not len(rows):
+        raise InputError("rows: expected token ids of at least one text, got none")
     training = model.training
     model.eval()
     try:

@@ -12,6 +12,7 @@ from polyformer.applications.interventions.sites import AttentionSite, hooked_si
 from polyformer.attention.patterns import Full, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.user_defined import as_pattern
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 
 
@@ -93,6 +94,7 @@ class TracedHeads:
         limited = lambda old: allowed if old is None else as_pattern(old) & allowed  # noqa: E731
         self.site.changes["pattern"].append(limited)
 
+    @names_wrong_types
     def head(self, *numbers: int) -> "TracedHeads":
         """Return some of the heads; raises `InputError` for an unknown number."""
         for number in numbers:
@@ -132,6 +134,7 @@ class TracedCalls:
         """All layers with self-attention, in the model's order."""
         return [TracedLayer(site) for site in self.sites if not site.cross]
 
+    @names_wrong_types
     def layer(self, number: int, stack: str = "") -> TracedLayer:
         """Return a layer by its number in its stack.
 
@@ -140,6 +143,7 @@ class TracedCalls:
         """
         return TracedLayer(self._site(number, stack, cross=False))
 
+    @names_wrong_types
     def cross(self, number: int, stack: str = "") -> TracedHeads:
         """Return the cross-attention of a layer; see `layer`."""
         return TracedHeads(self._site(number, stack, cross=True))

@@ -16,6 +16,7 @@ from polyformer.attention.functional.recalled import recall, recall_key, remembe
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request, observe, prepare
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.sequence.context import Context
 
@@ -56,6 +57,7 @@ def attend(
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
+@names_wrong_types
 def attend(
     q,
     k,
@@ -130,6 +132,7 @@ def _run(request: Request) -> tuple[Tensor, Tensor | None]:
     return steps.run()
 
 
+@names_wrong_types_of(attend)
 def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
     """Return the plan by which `attend` would run this call now, which can be printed.
 

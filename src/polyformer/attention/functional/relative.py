@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import ScoreMod
+from polyformer.core.argument_types import names_wrong_fields
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
@@ -41,6 +42,7 @@ class Relative:
     position_queries: Tensor | None = None
     position_values: Tensor | None = None
 
+    @names_wrong_fields
     def __post_init__(self) -> None:
         lengths = [table.shape[1] for table in self.tables.values()]
         if any(length != lengths[0] for length in lengths):

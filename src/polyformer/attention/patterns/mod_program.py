@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from polyformer.core.errors import InputError, quote
+
 aten = torch.ops.aten
 
 ELEMENTWISE = {
@@ -129,6 +131,15 @@ class Program:
         return values[self.result.number] if isinstance(self.result, ValueRef) else self.result
 
 
+def _called(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+    """Return what a mod returns; raises `InputError` for a function of other arguments."""
+    try:
+        return function(*inputs)
+    except TypeError as error:
+        names = "(score, b, h, q_idx, kv_idx)" if len(inputs) > 4 else "(b, h, q_idx, kv_idx)"
+        raise InputError(f"{quote(function)}: expected a function of {names}; it raised {error}") from error
+
+
 def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Program | None, Any, bool]:
     """Return the program of `function` (None if it has none) and the function's result for scalar `inputs`.
 
@@ -138,7 +149,7 @@ def program(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[P
     before = _sequence_number()
     inputs = tuple(_input(x) for x in inputs)
     with OperationRecorder(inputs) as recorder, ScalarIndexing(recorder):
-        result = function(*inputs)
+        result = _called(function, inputs)
     if (
         not isinstance(result, Tensor)
         or not recorder.elementwise

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polyformer.core.argument_types import names_wrong_fields
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.sequence_shards import SequenceShard
@@ -87,6 +88,7 @@ class Context:
     tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
     versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
 
+    @names_wrong_fields
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
         for name in BY_ROW if self.tables else ():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
@@ -131,6 +131,12 @@ def context_parallel(group: Any = None, strategy: str = "auto") -> AbstractConte
 
     if strategy not in STRATEGIES:
         raise unknown("strategy", strategy, STRATEGIES)
-    return use_context_parallel(
-        ContextParallel(group, dist.get_rank(group), dist.get_world_size(group), strategy)
-    )
+    if not dist.is_initialized():
+        raise InputError(
+            "context_parallel: expected several processes; call torch.distributed.init_process_group first"
+        )
+    try:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"group: expected a process group or None, got {quote(group)}") from error
+    return use_context_parallel(ContextParallel(group, rank, size, strategy))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import training_pass
@@ -74,6 +75,7 @@ class Transformer(PretrainedMixin):
     encoder_embedding: Embedding | None
     decoder_embedding: Embedding | None
 
+    @names_wrong_types
     @arguments.documented_by(ModelInputs, DecoderInputs, Labels, OutputOptions)
     def forward(
         self,
@@ -196,6 +198,7 @@ class Transformer(PretrainedMixin):
         decoded = self.runner("decoder").run(decoder_inputs, options, state, cached)
         return self._finish(decoded, labels, options, inputs.text_ids, state, encoded)
 
+    @names_wrong_types
     def encode(
         self,
         input_ids: Tensor,
@@ -219,6 +222,7 @@ class Transformer(PretrainedMixin):
         inputs = dataclasses.replace(inputs, source_spans=None)  # the decoder reads them
         return self.runner("encoder").run(inputs, options, unpads=self.unpads)
 
+    @names_wrong_types
     def new_state(self, reserve: int = 0, cache: CachePolicy | str | None = None) -> ModelState:
         """Return a decoder's state before its first token: KV caches for `reserve` tokens, with a policy."""
         stack = self.decoder

@@ -89,7 +89,7 @@ def quantize_weights(model: nn.Module, weights: str) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Not its subclasses: routers (`ExactLinear`) keep their type.
-            if type(child) in (Linear, WideLinear):
+            if isinstance(child, Linear) and type(child) in (Linear, WideLinear):
                 setattr(parent, name, new.setdefault(id(child), LINEAR[weights](child.weight, child.bias)))
         if weights == STORED:
             continue

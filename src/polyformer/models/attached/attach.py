@@ -7,6 +7,7 @@ from torch import nn
 
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
 from polyformer.models.attached.attention_layers import attention_layers
@@ -17,6 +18,7 @@ from polyformer.nn.memory import MemoryConfig
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@names_wrong_types
 def attach(
     model: Model,
     attention: str | Pattern | MaskMod | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from annotated_types import Le
-from torch import nn
+from torch import Tensor, nn
 
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.patterns.source_base import check_within_sequence
@@ -108,7 +108,7 @@ def _parse_layers(layers: Which) -> tuple[int | str, ...] | None:
     """Return numbers and names of layers as a tuple; None for all."""
     if layers is None:
         return None
-    if not isinstance(layers, int | str | Iterable):
+    if not isinstance(layers, int | str | Iterable) or isinstance(layers, Tensor):
         raise InputError(f"layers: expected numbers or names of layers, got {quote(layers)}")
     layers = (layers,) if isinstance(layers, int | str) else tuple(layers)
     if not layers or not all(isinstance(part, int | str) for part in layers):

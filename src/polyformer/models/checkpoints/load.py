@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
@@ -42,6 +43,7 @@ from polyformer.nn.memory import MemoryConfig
 WRAPPED = "polyformer"
 
 
+@names_wrong_types
 def from_pretrained(
     source: str | Path,
     head: str | dict[str, Any] | HeadConfig | None = None,

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.generation.beam_search import beam_search
@@ -40,6 +41,7 @@ INPUTS = (
 )
 
 
+@names_wrong_types
 def generate(
     model: GenerativeModel,
     input_ids: Tensor | None = None,

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from polyformer.core.config import Config, encode
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.models.generation.config import GenerationConfig
 
 # Names in transformers that differ from the names here.
@@ -45,6 +47,8 @@ def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> Gene
     for name in named:
         if name not in SETTING_PATHS:
             raise unknown("argument or setting of generate", name, {*SETTING_PATHS, *HUB_NAMES})
+        if isinstance(named[name], Tensor):
+            raise InputError(f"{name}: expected a plain value, got {quote(named[name])}; use .tolist()")
     for name, off in (("do_sample", False), ("num_beams", 1), ("penalty_alpha", 0)):
         if name in named and named[name] == off:
             tree[SETTING_PATHS[name][0]] = {}

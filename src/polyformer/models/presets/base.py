@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
 from polyformer.core.names import register_names
 from polyformer.core.registry import Registry
@@ -47,6 +48,7 @@ def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Ca
     return register_rows
 
 
+@names_wrong_types
 def model_config(name: str, overrides: dict[str, Any] | None = None) -> ModelConfig:
     """Return the configuration of preset `name` with `overrides` by option name.
 
@@ -93,12 +95,14 @@ def size_options(layers: int, width: int, heads: int) -> dict[str, int]:
     }
 
 
+@names_wrong_types
 def create_model(name: str, **overrides: Any) -> Transformer:
     """Return a model with fresh weights; see `model_config` for the overrides."""
     model: Any = build_model(model_config(name, overrides))
     return model
 
 
+@names_wrong_types
 def list_models(pattern: str = "*") -> list[str]:
     """Return the names of the presets that match a shell wildcard: `list_models("bert*")`."""
     return MODELS.names(pattern)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
@@ -42,6 +43,7 @@ class Fitted:
     scores: Scores
 
 
+@names_wrong_types
 def fit(
     recipe: Recipe,
     out: str | Path,

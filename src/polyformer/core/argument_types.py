@@ -1,0 +1,136 @@
+"""Arguments of the wrong type: a raw error of a call becomes an `InputError` that names the argument.
+
+The types are looked at after an error only, so that a call without an error costs nothing more.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from polyformer.core.errors import InputError, quote
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SHOWN = 3
+"""Items of a sequence that are checked."""
+
+
+def names_wrong_types(function: Function) -> Function:
+    """Return the function, whose errors name an argument with a value of another type than its annotation.
+
+    Other errors stay as they are. For an overloaded function the annotations are those of its first overload.
+    """
+    return _naming(function, function)
+
+
+def names_wrong_types_of(annotated: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return `names_wrong_types` for a function that passes its arguments to another, `annotated`."""
+    return lambda function: _naming(function, inspect.unwrap(annotated))
+
+
+def _naming(function: Function, annotated: Callable[..., Any]) -> Function:
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **named)
+        try:
+            return function(*args, **named)
+        except InputError:
+            raise
+        except Exception as error:
+            if (problem := wrong_argument(annotated, args, named)) is not None:
+                raise InputError(problem) from error
+            raise
+
+    return typing.cast(Function, call)
+
+
+def names_wrong_fields(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the `__post_init__` of a dataclass, whose errors name a field of another type, or its shape."""
+
+    @functools.wraps(check)
+    def call(instance: Any) -> None:
+        if torch.compiler.is_compiling():
+            return check(instance)
+        try:
+            return check(instance)
+        except InputError:
+            raise
+        except (AttributeError, IndexError, TypeError, RuntimeError) as error:
+            names = [field.name for field in dataclasses.fields(instance) if field.init]
+            values = {name: getattr(instance, name) for name in names}
+            problem = wrong_argument(type(instance).__init__, (instance,), values)
+            raise InputError(
+                problem or f"{type(instance).__name__}: {error}; expected other shapes"
+            ) from error
+
+    return call
+
+
+def wrong_argument(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> str | None:
+    """Return what is wrong with the first argument of another type than its annotation; None if none is."""
+    overloads = typing.get_overloads(function)
+    annotated = overloads[0] if overloads else function
+    try:
+        hints = typing.get_type_hints(annotated)
+        bound = inspect.signature(function).bind(*args, **named)
+    except (NameError, TypeError):  # names that only a type checker sees; a call with other arguments
+        return None
+    for name, value in bound.arguments.items():
+        hint = hints.get(name, Any)
+        kind = bound.signature.parameters[name].kind
+        values = value if kind is kind.VAR_POSITIONAL else () if kind is kind.VAR_KEYWORD else (value,)
+        for each in values:
+            if not fits(each, hint):
+                return f"{name}: expected {described(hint)}, got {type(each).__name__} {quote(each)}"
+    return None
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Return whether a value is of an annotated type; of containers the first items are looked at."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, each) for each in arguments)
+    if origin is typing.Annotated:
+        return fits(value, arguments[0])
+    if origin is typing.Literal:
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is Any:
+        return True
+    if hint is float:
+        return isinstance(value, int | float)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if origin is not None:
+        if not isinstance(origin, type) or not isinstance(value, origin):
+            return not isinstance(origin, type)
+        items = list(value)[:SHOWN] if isinstance(value, list | tuple) else []
+        return isinstance(value, str) is False and all(fits(item, arguments[0]) for item in items)
+    if isinstance(hint, type) and not getattr(hint, "_is_protocol", False):
+        return isinstance(value, hint)
+    return True  # a type variable, a protocol, any
+
+
+def described(hint: Any) -> str:
+    """Return the name of an annotated type in words: "Tensor or None"."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(described, arguments)))
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is typing.Annotated:
+        return described(arguments[0])
+    if origin is collections.abc.Callable:
+        return "a function"
+    if hint is None or hint is type(None):
+        return "None"
+    return getattr(origin or hint, "__name__", str(hint))
