@@ -13,6 +13,8 @@ import os
 
 import torch
 from fastapi import FastAPI, HTTPException
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 import polyformer
@@ -23,6 +25,13 @@ torch.set_num_threads(1)  # parallel requests use the cores, not parallel matrix
 model = polyformer.from_pretrained(FOLDER).eval()
 tokenizer = load_tokenizer(FOLDER)
 app = FastAPI(title="polyformer")
+
+
+@app.exception_handler(RequestValidationError)
+def invalid(_: object, error: RequestValidationError) -> JSONResponse:
+    """Return what is wrong without the values: NaN and half of a surrogate pair are no JSON."""
+    faults = [{"loc": fault["loc"], "msg": fault["msg"]} for fault in error.errors()]
+    return JSONResponse({"detail": faults}, 422)
 
 
 class Request(BaseModel):

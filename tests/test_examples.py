@@ -210,7 +210,13 @@ def test_serve(folder: Path, server: str):
 
 @pytest.mark.parametrize(
     ("request_", "expected"),
-    [({"prompt": ""}, b"prompt"), ({"prompt": "x", "temperature": 0}, b"temperature")],
+    [
+        ({"prompt": ""}, b"prompt"),
+        ({"prompt": "x", "temperature": 0}, b"temperature"),
+        ({"prompt": "x", "temperature": float("nan")}, b"temperature"),
+        ({"prompt": "x", "max_new_tokens": float("nan")}, b"max_new_tokens"),
+        ({"prompt": "\ud800"}, b"prompt"),
+    ],
 )
 def test_bad_requests(server: str, request_: dict[str, Any], expected: bytes):
     with pytest.raises(urllib.error.HTTPError) as error:
