@@ -13,6 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import (
     atomic_directory,
     atomic_write,
+    folder_for_files,
     open_file,
     read_json,
     read_tensors,
@@ -70,6 +71,22 @@ def test_full_disk_keeps_the_old_file_and_is_a_clear_error(tmp_path: Path) -> No
             atomic_write(path, bytes(2000))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_full_disk_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
+    def write() -> None:
+        with folder_for_files(tmp_path / "a/b"):
+            (tmp_path / "a/b/first").write_bytes(b"x")
+            atomic_write(tmp_path / "a/b/second", bytes(2000))
+
+    with largest_file(1000), pytest.raises(InputError, match="no space left"):
+        write()
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/kept").write_bytes(b"x")
+    with pytest.raises(KeyboardInterrupt), folder_for_files(tmp_path / "old"):
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path / "old") == ["kept"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

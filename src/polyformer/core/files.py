@@ -129,6 +129,25 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
 
 
+@contextmanager
+def folder_for_files(path: str | Path) -> Iterator[None]:
+    """Create a folder, if it is missing, for the files that the body writes.
+
+    If the body fails, the folders that were created are removed with all files; an older folder keeps its
+    files. Raises `InputError` if it cannot be created.
+    """
+    path = Path(path)
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if missing:
+            shutil.rmtree(missing[-1], ignore_errors=True)
+        raise
+
+
 def _exchange(partial: Path, path: Path, replaced: Path) -> None:
     if not path.exists():
         partial.rename(path)

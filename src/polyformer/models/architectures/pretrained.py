@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.files import atomic_write, read_json, read_tensors, write_json, write_tensors
+from polyformer.core.files import (
+    atomic_write,
+    folder_for_files,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures.training_record import TrainingRecord, read_record
@@ -84,9 +91,9 @@ class PretrainedMixin(nn.Module):
 
 def save(model: PretrainedMixin, folder: Path) -> None:
     """Write `model` in the format of this library."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, dict(model.state_dict()))
-    save_config_files(model, folder)
+    with folder_for_files(folder):
+        write_tensors(folder / WEIGHTS, dict(model.state_dict()))
+        save_config_files(model, folder)
 
 
 def save_config_files(model: PretrainedMixin, folder: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import tied_names, write_json, write_tensors
+from polyformer.core.files import folder_for_files, tied_names, write_json, write_tensors
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, write_generation
 from polyformer.models.checkpoints.config_mapping import differences
@@ -40,12 +40,12 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
     tensors |= cast_like(model.unused_tensors, dtypes)
     for name in tied_names(tensors):  # untied in their class: safetensors refuses shared memory
         tensors[name] = tensors[name].clone()
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, tensors, shard_size)
-    write_generation(model, folder)
-    if image:
-        write_preprocessor(model.config, folder)
-    write_json(folder / CONFIG, hub)
+    with folder_for_files(folder):
+        _write(folder, tensors, shard_size)
+        write_generation(model, folder)
+        if image:
+            write_preprocessor(model.config, folder)
+        write_json(folder / CONFIG, hub)
 
 
 def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:

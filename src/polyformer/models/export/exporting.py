@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from polyformer.attention.functional.graph_calls import graph_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
-from polyformer.core.files import atomic_write, writing
+from polyformer.core.files import atomic_write, folder_for_files, writing
 from polyformer.core.optional_packages import needs_extra
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
@@ -89,12 +89,11 @@ def export_model(
             graph, example, dynamic_shapes=_sizes(graph.axes(), longest, max_rows), strict=False
         )
     file = folder / ("model.onnx" if format == "onnx" else "model.pt2")
-    with writing(file):
-        folder.mkdir(parents=True, exist_ok=True)
-    if format == "onnx":
-        _write_onnx(program, graph, file)
-    else:
-        atomic_write(file, lambda path: _save(program, path))
+    with folder_for_files(folder):
+        if format == "onnx":
+            _write_onnx(program, graph, file)
+        else:
+            atomic_write(file, lambda path: _save(program, path))
     return ExportedModel(file, graph.inputs, graph.outputs, longest, tuple(calls.plans), program)
 
 
