@@ -39,13 +39,12 @@ def exported_encoder(pattern: str, folder: Path, format: str) -> tuple[polyforme
     return model, export_model(model, folder, format)  # type: ignore[arg-type]
 
 
-def padded(rows: int, length: int, inside: bool) -> tuple[Tensor, Tensor]:
-    """Random ids; padding before the first text, after the last, and inside the second if it may be there."""
+def padded(rows: int, length: int) -> tuple[Tensor, Tensor]:
+    """Random ids; padding before the first text, after the last, and inside the second."""
     ids = torch.randint(3, 50, (rows, length))
     mask = torch.ones_like(ids)
     mask[0, : length // 4] = mask[-1, length - length // 3 :] = 0
-    if inside:
-        mask[1:2, length // 2 : length // 2 + 2] = 0
+    mask[1:2, length // 2 : length // 2 + 2] = 0
     return ids, mask
 
 
@@ -55,7 +54,7 @@ def test_a_graph_gives_the_hidden_states_of_padded_texts(pattern: str, tmp_path:
     assert exported.plans == (PATTERNS.get(pattern, "blocks of 64 with 194 keys"),)
     graph = exported.program.module()
     for rows, length in (2, 9), (1, 1), (2, 131), (2, 400), (1, 600):
-        ids, mask = padded(rows, length, inside=not model.get_submodule("encoder").counts_slots)
+        ids, mask = padded(rows, length)
         expected, hidden = model(ids, mask).last_hidden_state, graph(ids, mask)[-1]
         real = mask.bool()
         torch.testing.assert_close(hidden[real], expected[real], rtol=1e-4, atol=1e-5)
@@ -71,7 +70,7 @@ def test_onnxruntime_gives_the_hidden_states(tmp_path: Path) -> None:
     model, exported = exported_encoder("BlockWindow(8) | Global(2) | GlobalEnd(1)", tmp_path, "onnx")
     session = onnxruntime.InferenceSession(exported.file)
     for rows, length in (2, 9), (1, 131), (2, 400):
-        ids, mask = padded(rows, length, inside=True)
+        ids, mask = padded(rows, length)
         feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
         (hidden,) = session.run(["last_hidden_state"], feed)
         real = mask.bool()
@@ -85,6 +84,6 @@ def test_a_decoder_without_a_cache_reads_windows_in_blocks(tmp_path: Path) -> No
     model = polyformer.create_model("decoder-tiny", **options).eval()
     exported = export_model(model, tmp_path, "torch", cache=False)
     assert exported.plans == ("blocks of 64 with 129 keys",)
-    ids, mask = padded(2, 131, inside=False)
+    ids, mask = padded(2, 131)
     expected, (logits, _) = model(ids, mask).logits, exported.program.module()(ids, mask)
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)

@@ -138,13 +138,8 @@ def test_any_position_scheme(attention, position, full_caches):
     check_both(decoder(attention, position), CHUNKS["chunks"], full_caches)
 
 
-@pytest.mark.parametrize(
-    ("attention", "where"),
-    [
-        *((each, slice(0, 30)) for each in ("Window(20)", "Window(20) | Global(3)", "BlockWindow(8)", MIXED)),
-        ("BlockWindow(8)", slice(240, 250)),  # between tokens, where windows refuse it
-    ],
-)
+@pytest.mark.parametrize("attention", ["Window(20)", "Window(20) | Global(3)", "BlockWindow(8)", MIXED])
+@pytest.mark.parametrize("where", [slice(0, 30), slice(240, 250)], ids=["left", "between"])
 def test_padding(attention, where, full_caches):
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     mask[0, where] = 0

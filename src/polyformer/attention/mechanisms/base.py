@@ -101,7 +101,7 @@ class MechanismConfig(Config):
     are an attention matrix of queries and tokens. `separate_queries`: the output of a query does not depend
     on other queries, so that the queries of halted tokens can be left out. `reads_any_sequence`: its equation
     does not use slots, so that it can be the cross-attention of a layer. `head_multiple`: divides its
-    numbers of query heads and of key heads. `counts_slots`: padding between two tokens counts like a token.
+    numbers of query heads and of key heads.
     """
 
     option: ClassVar[str] = "model.attention"
@@ -118,7 +118,6 @@ class MechanismConfig(Config):
     pairs: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = False
     reads_any_sequence: ClassVar[bool] = False
-    counts_slots: ClassVar[bool] = True
     head_multiple: ClassVar[int] = 1
     reasons: ClassVar[Mapping[str, str]] = {}
 

@@ -49,7 +49,6 @@ class DifferentialConfig(MechanismConfig):
 
     kind: ClassVar[str] = "differential"
     paper: ClassVar[str] = "Ye et al. 2024 (Differential Transformer), section 2.1"
-    counts_slots: ClassVar[bool] = False
     supports_part_rotations: ClassVar[bool] = True
     supports_recurrence: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True

@@ -45,7 +45,6 @@ class ForgettingConfig(MechanismConfig):
 
     kind: ClassVar[str] = "forgetting"
     paper: ClassVar[str] = "Lin et al. 2025 (Forgetting Transformer), section 3"
-    counts_slots: ClassVar[bool] = False
     supports_part_rotations: ClassVar[bool] = True
     supports_recurrence: ClassVar[bool] = True
     separate_queries: ClassVar[bool] = True

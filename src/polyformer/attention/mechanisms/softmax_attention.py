@@ -53,7 +53,6 @@ class SoftmaxConfig(MechanismConfig):
     separate_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "counts_slots", self.pattern is not None and self.pattern.counts_slots())
         if self.pattern is not None and not self.pattern.causal():
             # The config is frozen; an instance attribute overrides the class attribute.
             object.__setattr__(self, "causal", False)

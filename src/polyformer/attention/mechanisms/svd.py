@@ -40,7 +40,6 @@ class SVDConfig(MechanismConfig):
 
     kind: ClassVar[str] = "svd"
     paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
-    counts_slots: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False

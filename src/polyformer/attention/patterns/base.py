@@ -103,10 +103,6 @@ class Pattern:
         """Return whether a decoder can use the pattern: no token's rule depends on later tokens."""
         return True
 
-    def counts_slots(self) -> bool:
-        """Return whether the rule counts slots, so that padding between two tokens is one of them."""
-        return True
-
     def step(self) -> int:
         """Return the step in slots: a query sees only keys at multiples of it; 1 for no such limit."""
         return 1

@@ -29,10 +29,6 @@ class BlockPattern(Pattern, named=False):
     size: int
     shift: int = 0
 
-    def counts_slots(self) -> bool:
-        """Return that its blocks are of positions."""
-        return False
-
     def sees_blocks(self, context: Context, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query blocks see the key blocks; the numbers broadcast."""
         raise NotImplementedError

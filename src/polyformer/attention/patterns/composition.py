@@ -50,10 +50,6 @@ class CompositePattern(Pattern, named=False):
         """Return whether all parts are."""
         return all(part.is_static() for part in self.parts())
 
-    def counts_slots(self) -> bool:
-        """Return whether any part does."""
-        return any(part.counts_slots() for part in self.parts())
-
     def causal(self) -> bool:
         """Return whether all parts are."""
         return all(part.causal() for part in self.parts())

@@ -50,10 +50,6 @@ class ETC(GlobalPattern):
 
     paper: ClassVar[str] = "Ainslie et al. 2020 (ETC), section 3"
 
-    def counts_slots(self) -> bool:
-        """Return that its windows do."""
-        return True
-
     def is_global(self, context: Context, side: Side, b: Tensor, index: Tensor) -> Tensor:
         """Return whether position < global_tokens."""
         return FirstPositions(self.global_tokens).is_global(context, side, b, index)

@@ -42,10 +42,6 @@ class Summary(Pattern):
 
     paper: ClassVar[str] = "Child et al. 2019 (Sparse Transformer), section 4.2"
 
-    def counts_slots(self) -> bool:
-        """Return that its blocks are of positions."""
-        return False
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.columns > self.stride:

@@ -19,10 +19,6 @@ Side = Literal["q", "kv"]
 class GlobalPattern(Pattern, named=False):
     """A few tokens see everything and are seen by everything; `is_global` selects them."""
 
-    def counts_slots(self) -> bool:
-        """Return that its global tokens are named by their positions, or marked."""
-        return False
-
     def with_tables(self, context: Context, device: torch.device) -> "GlobalPattern":
         """Return the same global tokens, with their tables if they need any."""
         return self

@@ -19,10 +19,6 @@ class ImpliedPattern(Pattern, named=False):
         """Return `self`: the order of slots is the order inside a class."""
         return self
 
-    def counts_slots(self) -> bool:
-        """Return that it only compares two slots."""
-        return False
-
     def relative(self, context: Context) -> bool:
         """Return whether the rule depends on the distance only, without tables."""
         return isinstance(self, Full | Causal)

@@ -25,10 +25,6 @@ class Prefix(Pattern):
 
     paper: ClassVar[str] = "Raffel et al. 2020 (T5), section 3.2.1"
 
-    def counts_slots(self) -> bool:
-        """Return that its tokens are counted by position."""
-        return False
-
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether j <= i or position j < tokens."""
         return (context.distance(q_idx, kv_idx) >= 0) | (context.key_position(b, kv_idx) < self.tokens)

@@ -93,11 +93,6 @@ class Position(nn.Module):
         """Whether `parts` may return sets of pairs."""
         return False
 
-    @property
-    def counts_slots(self) -> bool:
-        """Whether padding between two tokens counts like a token; by default if it changes scores."""
-        return changes_scores(self) or self.rotates_parts
-
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
 

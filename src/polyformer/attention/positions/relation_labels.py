@@ -58,11 +58,6 @@ class RelationLabels(Position):
         self.num_relations = num_labels
         self.tables = nn.ModuleList(nn.Embedding(num_labels, width) for _ in range(num_layers))
 
-    @property
-    def counts_slots(self) -> bool:
-        """Return that the caller's labels of pairs are its only terms."""
-        return False
-
     def score_mod(self, q: Tensor, k: Tensor, context: Context, site: Site) -> ScoreMod | None:
         """Return a function that computes score + q_i . a_l(i,j) / sqrt(D); label -1 adds nothing."""
         if context.relations is None:

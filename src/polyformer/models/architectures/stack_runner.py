@@ -39,7 +39,6 @@ from polyformer.models.outputs import ModelState
 from polyformer.nn.depth import Halting
 from polyformer.nn.heads import Head, LastLayer
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
-from polyformer.nn.stack.gaps import check_gaps
 from polyformer.nn.stack.rolling import all_columns
 
 
@@ -188,7 +187,6 @@ class StackRunner:
         inputs = self._with_global_tokens(inputs, ids)
         new, stack = ids.shape[1], self.stack
         tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
-        check_gaps(stack.counts_slots, tokens)
         # Positions continue after the tokens in `state`, so only the new ones are needed here.
         pos = tokens.last(new, ids.device)
         context = tokens.context(new, self.name == "decoder", ids.device)

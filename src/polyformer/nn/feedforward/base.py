@@ -17,14 +17,13 @@ class FeedForwardConfig(Config):
     """Family of feed-forwards: `build(hidden_size)` creates the module.
 
     `tokenwise`: the output of a token depends only on this token. `stateful`: decoding uses a state of
-    earlier tokens. `counts_slots`: padding between two tokens counts like a token. `exchanges`: the module
-    communicates with other processes if a sequence is spread over them.
+    earlier tokens. `exchanges`: the module communicates with other processes if a sequence is spread over
+    them.
     """
 
     option: ClassVar[str] = "model.feedforward"
     tokenwise: ClassVar[bool] = True
     stateful: ClassVar[bool] = False
-    counts_slots: ClassVar[bool] = False
     exchanges: ClassVar[bool] = False
 
     def build(self, hidden_size: int) -> "FeedForward":

@@ -42,7 +42,6 @@ class SeparableConvolutionConfig(SizedConfig):
 
     kind: ClassVar[str] = "separable_convolution"
     paper: ClassVar[str] = "Dehghani et al. 2019 (Universal Transformer), section 2.1"
-    counts_slots: ClassVar[bool] = True
     tokenwise: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
 

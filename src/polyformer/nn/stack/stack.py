@@ -21,7 +21,6 @@ from polyformer.nn.memory import Memory
 from polyformer.nn.memory.base import check_position
 from polyformer.nn.stack.attention_config import AttentionConfig, check_position_terms
 from polyformer.nn.stack.convolution import Convolution
-from polyformer.nn.stack.gaps import part_that_counts_slots
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
 from polyformer.nn.stack.rolling import layer_context, stored_tokens, without_unread
@@ -75,7 +74,6 @@ class Stack(nn.Module):
         self.position = config.position.build(shape)
         check_position_terms(self.position, self.mechanism, config.attention.latent is not None)
         config.memory.count_positions(self.position)
-        self.counts_slots = part_that_counts_slots(config, self.position, self.mechanism)
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:
             self.mechanism.require("supports_recurrence")

@@ -38,7 +38,6 @@ class ChosenBlocksConfig(MechanismConfig):
     backend: MechanismBackend = "auto"  # "definition": dense, with a mask
 
     separate_queries: ClassVar[bool] = True
-    counts_slots: ClassVar[bool] = False
     eager: ClassVar[str] = "the sizes of its products depend on how many queries chose each block"
 
     def ranking(self) -> Ranking:

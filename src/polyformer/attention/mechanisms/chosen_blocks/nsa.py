@@ -55,7 +55,6 @@ class NSAConfig(ChosenBlocksConfig):
 
     kind: ClassVar[str] = "nsa"
     paper: ClassVar[str] = "Yuan et al. 2025 (NSA), section 3"
-    counts_slots: ClassVar[bool] = True  # its window
     pairs: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
     reasons: ClassVar[Mapping[str, str]] = {

@@ -47,7 +47,6 @@ class PerformerConfig(RandomFeaturesConfig):
 
     kind: ClassVar[str] = "performer"
     paper: ClassVar[str] = "Choromanski et al. 2021, section 2"
-    counts_slots: ClassVar[bool] = False
 
     @property
     def width(self) -> int:

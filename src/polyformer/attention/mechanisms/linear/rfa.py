@@ -50,7 +50,6 @@ class RFAConfig(RandomFeaturesConfig):
 
     kind: ClassVar[str] = "rfa"
     paper: ClassVar[str] = "Peng et al. 2021, section 3"
-    counts_slots: ClassVar[bool] = False
 
     @property
     def width(self) -> int:

@@ -64,7 +64,6 @@ class LinformerConfig(MechanismConfig):
 
     kind: ClassVar[str] = "linformer"
     paper: ClassVar[str] = "Wang et al. 2020, section 4"
-    counts_slots: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False

@@ -74,7 +74,6 @@ class LSHConfig(MechanismConfig):
 
     kind: ClassVar[str] = "lsh"
     paper: ClassVar[str] = "Kitaev et al. 2020, section 2"
-    counts_slots: ClassVar[bool] = False
     shares_queries: ClassVar[bool] = True
     eager: ClassVar[str] = "tokens are sorted by bucket, and a Python loop walks over runs of them"
 

@@ -55,7 +55,6 @@ class MemoryCompressedConfig(MechanismConfig):
 
     kind: ClassVar[str] = "memory_compressed"
     paper: ClassVar[str] = "Liu et al. 2018 (T-DMCA), section 4.2.5"
-    counts_slots: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "MemoryCompressed":

@@ -93,10 +93,6 @@ class RecurrenceConfig(MechanismConfig):
     output_gate: ClassVar[bool] = False
     output_norm: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        # Padding changes no state, but the taps of a convolution read it as zeros.
-        object.__setattr__(self, "counts_slots", self.short_convolution is not None)
-
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """See `MechanismConfig.gate_sizes`."""
         if self.heads is not None:

@@ -42,7 +42,6 @@ class SSDConfig(RecurrenceConfig):
     output_gate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.max_step is not None and self.max_step < self.min_step:
             raise InputError(f"max_step: expected at least min_step {self.min_step}, got {self.max_step}")
 

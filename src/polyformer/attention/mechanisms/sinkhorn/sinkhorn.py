@@ -81,7 +81,6 @@ class SinkhornConfig(MechanismConfig):
 
     kind: ClassVar[str] = "sinkhorn"
     paper: ClassVar[str] = "Tay et al. 2020, section 3"
-    counts_slots: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = False
 
     def build(self, num_heads: int, head_size: int) -> "Sinkhorn":

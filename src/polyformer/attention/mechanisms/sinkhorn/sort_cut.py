@@ -47,7 +47,6 @@ class SortCutConfig(SinkhornConfig):
 
     kind: ClassVar[str] = "sort_cut"
     paper: ClassVar[str] = "Tay et al. 2020, section 3 (SortCut)"
-    counts_slots: ClassVar[bool] = False
     causal: ClassVar[bool] = False
     supports_kv_cache: ClassVar[bool] = False
     instead: ClassVar[str] = "'sinkhorn', which attends to the query's own block and to an earlier block"
