@@ -195,5 +195,6 @@ def test_a_width_without_pairs_is_refused(width: int, fraction: float, channels:
         rope(width, fraction=fraction)
     assert str(caught.value) == (
         f"fraction: expected an even number of rotated channels, got {channels} "
-        f"({fraction} of head_size {width}); change one of the two"
+        f"({fraction} of head_size {width}); change one of the two, or the "
+        "rotary_size of latent attention"
     )

@@ -74,7 +74,7 @@ def check_state(state: object, kind: type[ModelState | TrajectoryState], stack: 
     if not isinstance(state, kind):
         raise InputError(f"state: expected the state of an earlier output, got {quote(state)}")
     differences = [pair for pair in zip(stack.owner, state.owner or stack.owner) if pair[0] != pair[1]]
-    if len(state.layers) != len(stack.groups):
+    if len(state.layers) not in (0, len(stack.groups)):  # without layers: a source alone
         differences.append((f"{len(stack.groups)} layers", f"{len(state.layers)} layers"))
     if differences:
         own, other = map(quote, differences[0])

@@ -115,8 +115,8 @@ def _convert(
 
 
 def _without_numbers(name: str) -> str:
-    """Return a tensor's name without the numbers of layers and experts."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", name)
+    """Return a tensor's name without the numbers of layers and experts, which have further names."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)
 
 
 def resolve_prefix(key: str, prefixes: Iterable[str], expected: Collection[str]) -> str:
