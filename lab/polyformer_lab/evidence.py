@@ -1,6 +1,7 @@
 """Rules that can fail, and records that follow from figures: neither is evidence without the other."""
 
 import re
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,8 +10,8 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote
 from polyformer_lab.catalogue import Recorded
-from polyformer_lab.expression import Array, evaluate
-from polyformer_lab.results import Results, check_rule
+from polyformer_lab.expression import Array, Lookup, evaluate
+from polyformer_lab.results import Results
 from polyformer_lab.study import Claim, Study
 
 TRIALS = 200
@@ -24,50 +25,54 @@ UNEQUAL = re.compile(r"\bseed \d+: \d+|\bseeds? \d+ (?:has|had|with) ")
 """Words of a scale for a seed whose runs are shorter or longer than those of the others."""
 
 
-def can_fail(study: Study, claim: Claim) -> bool:
-    """Return whether some results contradict a claim's rule.
-
-    The rule is evaluated on invented figures of both signs, several magnitudes and no relation to each other:
-    most rules are contradicted by nearly all of them.
-    """
-    try:
-        return any(_contradicted(study, claim, trial) for trial in range(TRIALS))
-    except InputError as error:
-        if isinstance(error.__cause__, ValueError | IndexError):  # the measurement has other labels
-            return True
-        raise
-
-
 def check_rules(study: Study) -> None:
     """Raise `InputError` for a rule that is no expression of figures, or that no figures contradict."""
     for name, claim in study.claims.items():
-        check_rule(claim)
-        if claim.holds and not can_fail(study, claim):
+        trials = (Invented(len(study.seeds), trial) for trial in range(TRIALS if claim.holds else 1))
+        if not any(is_contradicted(claim, figures) for figures in trials) and claim.holds:
             raise InputError(
                 f"claims.{name}.holds: {quote('; '.join(claim.holds))} is true for all figures; "
                 "state a condition that some results contradict"
             )
 
 
-def _contradicted(study: Study, claim: Claim, trial: int) -> bool:
-    """Return whether invented figures contradict the rule; those that cannot decide do not."""
-    lookup = _Invented(study, trial)
+def is_contradicted(claim: Claim, figures: Lookup) -> bool:
+    """Return whether figures contradict the rule of a claim; those that cannot decide do not.
+
+    The measurement may have other labels than invented figures. An expression that needs them counts as a
+    contradiction, since nothing is known of it. Raises `InputError` for any other expression without a value.
+    """
     defined: dict[str, Any] = {}
-    with np.errstate(all="ignore"):
+    unknown = False
+
+    def value(text: object) -> Any:
+        nonlocal unknown
+        try:
+            return evaluate(str(text), figures, defined)
+        except InputError as error:
+            if not isinstance(error.__cause__, ValueError | IndexError):  # another number of labels
+                raise
+            unknown = True
+            return None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scipy about invented figures
         for name, text in claim.define.items():
-            defined[name] = evaluate(str(text), lookup, defined)
-        shown, holds = (
-            all(bool(np.all(evaluate(text, lookup, defined))) for text in texts)
-            for texts in (claim.shown, claim.holds)
-        )
-    return shown and not holds
+            if (number := value(text)) is not None:
+                defined[name] = number
+        shown, holds = ([value(text) for text in texts] for texts in (claim.shown, claim.holds))
+    return unknown or (all(map(np.all, shown)) and not all(map(np.all, holds)))
 
 
-class _Invented:
-    """Figures for any metric and labels by seed: the same for the same names."""
+class Invented:
+    """Figures for any metric and labels, by seed: the same for the same names in a trial.
 
-    def __init__(self, study: Study, trial: int):
-        self.seeds, self.trial = max(1, len(study.seeds)), trial
+    They have both signs, several magnitudes and no relation to each other, so that nearly all of them
+    contradict most rules.
+    """
+
+    def __init__(self, seeds: int, trial: int):
+        self.seeds, self.trial = max(1, seeds), trial
 
     def __call__(self, metric: str, labels: tuple[Any, ...]) -> Array:
         places = [place for place, label in enumerate(labels) if isinstance(label, slice)]

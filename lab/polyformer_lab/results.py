@@ -5,7 +5,6 @@ import dataclasses
 import io
 import math
 import statistics
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,26 +182,6 @@ def mean_curves(points: Iterable[tuple[str, float, float]]) -> dict[str, list[tu
         for name, own in curves.items()
     }
     return {name: [point for point in own if math.isfinite(point[1])] for name, own in means.items()}
-
-
-def check_rule(claim: Claim) -> None:
-    """Raise `InputError` unless the rule of a claim consists of expressions, of any metrics and labels."""
-    defined: dict[str, Any] = {}
-    texts = [*claim.define.items(), *(("", text) for text in (*claim.shown, *claim.holds))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of scipy about these numbers
-        for name, text in texts:
-            try:
-                defined[name] = evaluate(str(text), _some_numbers, defined)
-            except InputError as error:
-                if not isinstance(error.__cause__, ValueError | IndexError):  # another number of labels
-                    raise
-
-
-def _some_numbers(metric: str, labels: tuple[Any, ...]) -> Array:
-    """Return numbers in the place of a metric of some labels and seeds."""
-    seeds = np.arange(1.0, 4)
-    return np.outer(np.arange(1.0, 9), seeds) if any(isinstance(x, slice) for x in labels) else seeds
 
 
 def results_of(study: Study, cells: Iterable[Cell]) -> Results:

@@ -14,8 +14,9 @@ from polyformer.core.parsing import dump_yaml
 from polyformer.models.plugins import require_imported
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of
+from polyformer_lab.evidence import Invented, check_rules
 from polyformer_lab.expression import evaluate
-from polyformer_lab.results import _some_numbers, by_name, check_rule, results_of, write_csv
+from polyformer_lab.results import by_name, results_of, write_csv
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import CLAIMS, Study, study_names
 
@@ -31,14 +32,14 @@ SMALL = {
     "metrics": ["loss"],
     "plot": {"x": "width", "y": "loss"},
 }
+FIGURES = Invented(3, 0)
 RULES = [*SMALL["define"].values(), *SMALL["shown"], *SMALL["holds"]]  # type: ignore[attr-defined, misc]
 
 
 def begun(study: Study, out: Path) -> list[Cell]:
     """All that is done with an experiment before its first run, except for its shared files."""
     require_imported(study.base.get("imports"))
-    for claim in study.claims.values():
-        check_rule(claim)
+    check_rules(study)
     cells = cells_of(study, out, Sources(study.needs, None, {}))
     for cell in cells[:20]:
         assert cell.folder.resolve().is_relative_to(out.resolve())
@@ -65,7 +66,7 @@ def test_experiments(tmp_path_factory: pytest.TempPathFactory, data: st.DataObje
 @cases(200)
 @given(st.sampled_from(RULES).flatmap(changed_text))
 def test_rules(text: str):
-    survives(lambda: evaluate(text, _some_numbers, {"gain": _some_numbers("loss", ())}))
+    survives(lambda: evaluate(text, FIGURES, {"gain": FIGURES("loss", ())}))
 
 
 @cases(100)
