@@ -62,21 +62,25 @@ class StackOutput:
         return self.tokens if self.shard is None else self.tokens.local_part(self.shard)
 
     def source_state(
-        self,
-        layers: tuple[LayerState, ...],
-        spans: Tensor | None,
-        ids: Tensor | None = None,
-        owner: tuple[str, ...] | None = None,
+        self, layers: tuple[LayerState, ...], inputs: ModelInputs, owner: tuple[str, ...]
     ) -> ModelState:
         """Return the state of a decoder that has read this output of the encoder and no token of the target.
 
-        layers: the initial states of the decoder's layers. spans: `ModelInputs.source_spans`. ids: [B, S], of
-        the source. owner: of the decoder.
+        layers: the initial states of the decoder's layers. inputs: of the source. owner: of the decoder.
         """
-        tokens, shard = self.tokens, self.shard
+        tokens, spans = self.tokens, inputs.source_spans
         check_source_spans(spans, self.hidden.shape[0])
         return ModelState(
-            NO_TOKENS, layers, self.hidden, tokens.valid, tokens.length, shard, tokens.pos, spans, ids, owner
+            NO_TOKENS,
+            layers,
+            self.hidden,
+            tokens.valid,
+            tokens.length,
+            self.shard,
+            tokens.pos,
+            spans,
+            inputs.text_ids,
+            owner,
         )
 
     @property

@@ -185,7 +185,7 @@ class Transformer(PretrainedMixin):
         else:
             encoded = self.read_source(inputs, options)
             layers = self.decoder.new_states(0) if use_cache else ()
-            state = encoded.source_state(layers, inputs.source_spans, inputs.text_ids, self.decoder.owner)
+            state = encoded.source_state(layers, inputs, self.decoder.owner)
         if decoder_inputs.input_ids is None and self.head.predicts_next:
             shifted = self.shifted_right(labels.labels, None)
             decoder_inputs = dataclasses.replace(decoder_inputs, input_ids=shifted)
@@ -214,7 +214,7 @@ class Transformer(PretrainedMixin):
         assert self.decoder is not None
         source = ModelInputs(input_ids, attention_mask, **inputs)
         layers, owner = self.decoder.new_states(reserve), self.decoder.owner
-        return self.read_source(source).source_state(layers, source.source_spans, source.text_ids, owner)
+        return self.read_source(source).source_state(layers, source, owner)
 
     def read_source(self, inputs: ModelInputs, options: OutputOptions = NO_EXTRA_OUTPUTS) -> StackOutput:
         """Return the output of the encoder of an encoder-decoder for the source."""
