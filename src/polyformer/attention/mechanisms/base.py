@@ -46,6 +46,35 @@ class ScoreTerms(Protocol):
         """Return the terms of scores and values by distance; None if the scheme has none."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DelegatedTerms:
+    """Base of terms that are those of `position` in all that a subclass does not define itself."""
+
+    position: ScoreTerms
+
+    @property
+    def farthest(self) -> int | None:
+        """See `ScoreTerms.farthest`."""
+        return self.position.farthest
+
+    @property
+    def is_plain(self) -> bool:
+        """See `ScoreTerms.is_plain`."""
+        return self.position.is_plain
+
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
+        """See `ScoreTerms.parts`."""
+        return self.position.parts(q, k, context)
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """See `ScoreTerms.score_mod`."""
+        return self.position.score_mod(q, k, context)
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """See `ScoreTerms.relative`."""
+        return self.position.relative(q, k, context)
+
+
 PositionTerms = ScoreTerms | None
 """The terms of a model's position scheme; None outside a model."""
 

@@ -21,11 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms, ScoreTerms
+from polyformer.attention.mechanisms.base import DelegatedTerms, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
-from polyformer.attention.patterns.base import ScoreMod
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ranges import Probability, UnitFloat
@@ -96,28 +94,8 @@ class Differential(CachedAttention):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PairedTerms:
+class PairedTerms(DelegatedTerms):
     """The terms of a scheme for heads that read the values of a pair, [v, v'] of width 2 D."""
-
-    position: ScoreTerms
-
-    @property
-    def farthest(self) -> int | None:
-        """The scheme's distance beyond which all distances are treated alike."""
-        return self.position.farthest
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the scheme adds nothing to the scores."""
-        return self.position.is_plain
-
-    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
-        """Return the scheme's sets of pairs."""
-        return self.position.parts(q, k, context)
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
-        """Return the scheme's score function."""
-        return self.position.score_mod(q, k, context)
 
     def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
         """Return the scheme's terms by distance, with position values [H or 1, R, 2 D]."""

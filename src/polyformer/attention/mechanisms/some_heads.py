@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import PositionTerms, ScoreTerms
+from polyformer.attention.mechanisms.base import DelegatedTerms, PositionTerms, ScoreTerms
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
@@ -21,22 +21,11 @@ def heads_of(position: PositionTerms, heads: slice, num_heads: int) -> ScoreTerm
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HeadSubset:
+class HeadSubset(DelegatedTerms):
     """A scheme evaluated for all heads, with zeros as queries and keys of the other heads."""
 
-    position: ScoreTerms
     heads: range
     num_heads: int
-
-    @property
-    def farthest(self) -> int | None:
-        """The scheme's distance beyond which all distances are treated alike."""
-        return self.position.farthest
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the scheme adds nothing to the scores."""
-        return self.position.is_plain
 
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return none: no mechanism that computes heads in different ways rotates sets of pairs."""
