@@ -23,7 +23,7 @@ SHOWN = 3
 
 
 def names_wrong_types(function: Function) -> Function:
-    """Return the function, whose errors name an argument with a value of another type than its annotation.
+    """Return the function with errors that name an argument of another type than its annotation.
 
     Other errors stay as they are. For an overloaded function the annotations are those of its first overload.
     """
@@ -53,7 +53,7 @@ def _naming(function: Function, annotated: Callable[..., Any]) -> Function:
 
 
 def names_wrong_fields(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return the `__post_init__` of a dataclass, whose errors name a field of another type, or its shape."""
+    """Return the `__post_init__` of a dataclass with errors that name a field of another type."""
 
     @functools.wraps(check)
     def call(instance: Any) -> None:
@@ -110,14 +110,18 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, int | float)
     if origin is collections.abc.Callable:
         return callable(value)
-    if origin is not None:
-        if not isinstance(origin, type) or not isinstance(value, origin):
-            return not isinstance(origin, type)
-        items = list(value)[:SHOWN] if isinstance(value, list | tuple) else []
-        return isinstance(value, str) is False and all(fits(item, arguments[0]) for item in items)
-    if isinstance(hint, type) and not getattr(hint, "_is_protocol", False):
+    if _has_instances(origin):  # a container; a text is no sequence of texts
+        items = value[:SHOWN] if isinstance(value, list | tuple) else ()
+        is_container = isinstance(value, origin) and not isinstance(value, str)
+        return is_container and all(fits(item, arguments[0]) for item in items)
+    if _has_instances(hint):
         return isinstance(value, hint)
     return True  # a type variable, a protocol, any
+
+
+def _has_instances(kind: Any) -> bool:
+    """Return whether `isinstance` can look for a class, which it cannot for most protocols."""
+    return isinstance(kind, type) and not getattr(kind, "_is_protocol", False)
 
 
 def described(hint: Any) -> str:

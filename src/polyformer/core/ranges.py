@@ -42,12 +42,15 @@ PositiveShare = Annotated[float, Interval(gt=0, le=1), Wording("a share")]
 
 
 class Range:
-    """The numbers that satisfy the constraints in `metadata`; `int` among them counts in whole numbers."""
+    """The numbers that satisfy the constraints in `metadata`; `int` among them counts in whole numbers.
 
-    def __init__(self, metadata: tuple[Any, ...]) -> None:
+    of_several: whether a tuple of such numbers is allowed, too.
+    """
+
+    def __init__(self, metadata: tuple[Any, ...], of_several: bool = False) -> None:
         self.low, self.high = -math.inf, math.inf
         self.includes_low, self.includes_high = False, False
-        self.whole, self.of_several = int in metadata, False
+        self.whole, self.of_several = int in metadata, of_several
         # The last: it belongs to the outermost `Annotated`.
         self.wording = next((item for item in reversed(metadata) if isinstance(item, Wording)), Wording())
         for constraint in _constraints(metadata):
@@ -122,9 +125,7 @@ def ranges(cls: type) -> dict[str, Range]:
     hints = typing.get_type_hints(cls, include_extras=True)
     metadata = {field.name: {*_metadata(hints[field.name])} for field in dataclasses.fields(cls)}
     assert all(len(each) <= 1 for each in metadata.values()), f"{cls.__name__}: two ranges of a field"
-    own = {name: Range(items) for name, each in metadata.items() for items in each}
-    for name, interval in own.items():
-        interval.of_several = "tuple" in str(hints[name])
+    own = {name: Range(items, _has_tuple(hints[name])) for name, each in metadata.items() for items in each}
     return dict(ChainMap(own, *inherited))
 
 
@@ -143,6 +144,11 @@ def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
     """Yield the constraints in `metadata`; an `Interval` stands for several."""
     for item in metadata:
         yield from item if isinstance(item, Interval) else (item,)
+
+
+def _has_tuple(hint: Any) -> bool:
+    """Return whether a type allows a tuple of values."""
+    return typing.get_origin(hint) is tuple or any(map(_has_tuple, typing.get_args(hint)))
 
 
 def _metadata(hint: Any) -> Iterator[tuple[Any, ...]]:

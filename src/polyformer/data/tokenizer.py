@@ -65,9 +65,8 @@ class Tokenizer:
     ) -> None:
         from polyformer.data.pipelines import without_special
 
-        self.splits_special = (
-            False  # setting of a checkpoint: models read special tokens in texts as characters
-        )
+        # A setting of a checkpoint: models read special tokens in texts as characters.
+        self.splits_special = False
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not a special token
         backend.no_padding()
         backend.no_truncation()

@@ -127,10 +127,9 @@ def _stored(file: Path | None) -> Any:
         if content is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
+            # torch reads a file; the original may have been replaced since it was checked.
             checked = Path(folder, file.name)
-            checked.write_bytes(
-                content
-            )  # torch reads a file: not the one that might have been replaced since
+            checked.write_bytes(content)
             # Testing which instructions the compiler can use takes a second; they are those of the file.
             with inductor.patch({"cpp.vec_isa_ok": True}):
                 return CompiledArtifact.load(path=str(checked), format="binary")

@@ -45,7 +45,7 @@ def match_tensors(
     keys = {resolve_prefix(key, family.prefixes, {*links, *tied}): key for key in stored}
     weights, unused, missing = _convert(links, tied, keys, stored, own)
     weights |= family.generated_tensors(own)
-    numbered = {_without_numbers(theirs) for theirs in links if _without_numbers(theirs) != theirs}
+    numbered = {_without_numbers(theirs) for theirs in links} if keys else set()
     left: list[str] = []
     for name, key in keys.items():
         unused_key = family.unused_key(task, name) if name not in tied else None
