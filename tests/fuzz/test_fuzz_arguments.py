@@ -178,3 +178,12 @@ def test_the_message_names_the_argument_its_value_and_the_type():
         polyformer.attend(Q, Q, Q, dropout="x")  # type: ignore[call-overload]
     with pytest.raises(polyformer.InputError, match="checks: expected Sequence or None, got int 5"):
         polyformer.audit("gpt2", checks=5)  # type: ignore[arg-type]
+
+
+def test_other_errors_of_a_call_stay_as_they_are():
+    def failing(*places: object) -> None:
+        raise ZeroDivisionError("of the caller")
+
+    for returned in (False, True):  # an overload each
+        with pytest.raises(ZeroDivisionError, match="of the caller"):
+            polyformer.attend(Q, Q, Q, score_mod=failing, return_lse=returned)  # type: ignore[call-overload]

@@ -25,7 +25,7 @@ SHOWN = 3
 def names_wrong_types(function: Function) -> Function:
     """Return the function with errors that name an argument of another type than its annotation.
 
-    Other errors stay as they are. For an overloaded function the annotations are those of its first overload.
+    Other errors stay as they are. An argument of an overloaded function has the types of all overloads.
     """
     return _naming(function, function)
 
@@ -76,20 +76,19 @@ def names_wrong_fields(check: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def wrong_argument(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> str | None:
     """Return what is wrong with the first argument of another type than its annotation; None if none is."""
-    overloads = typing.get_overloads(function)
-    annotated = overloads[0] if overloads else function
     try:
-        hints = typing.get_type_hints(annotated)
+        hints = [typing.get_type_hints(each) for each in typing.get_overloads(function) or [function]]
         bound = inspect.signature(function).bind(*args, **named)
     except (NameError, TypeError):  # names that only a type checker sees; a call with other arguments
         return None
     for name, value in bound.arguments.items():
-        hint = hints.get(name, Any)
+        choices = [each.get(name, Any) for each in hints]
         kind = bound.signature.parameters[name].kind
         values = value if kind is kind.VAR_POSITIONAL else () if kind is kind.VAR_KEYWORD else (value,)
         for each in values:
-            if not fits(each, hint):
-                return f"{name}: expected {described(hint)}, got {type(each).__name__} {quote(each)}"
+            if not any(fits(each, hint) for hint in choices):
+                expected = " or ".join(dict.fromkeys(map(described, choices)))
+                return f"{name}: expected {expected}, got {type(each).__name__} {quote(each)}"
     return None
 
 
