@@ -1,10 +1,12 @@
 """`fused_rows` against the definition in inference, and the calls that stay with the tiles."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from attention_cases import assert_same, random_context, tensors
 from polyformer.attention.functional.attend import attend, explain
@@ -120,3 +122,18 @@ def test_a_measurement_gives_both_prices() -> None:
     prices = run.ROWS.measured()
     assert 0.01 < prices.own < 100
     assert 0.01 < prices.grouped < 100
+
+
+def test_nothing_is_measured_while_operations_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_rows: list[bool]
+) -> None:
+    """The first call of a process on a new machine may be one that counts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(run.ROWS, "imposed", None)
+    monkeypatch.setattr(run.ROWS, "by_threads", {})
+    q, k, v = inputs(1, 2, 2, 40, 40)
+    with FlopCounterMode(display=False) as counter:
+        ours = results(q, k, v, Window(9), Context(40, 40), "tiled")
+    assert counter.get_total_flops() > 0
+    assert (small_rows, run.ROWS.by_threads) == ([False], {})
+    assert_same(ours, results(q, k, v, Window(9), Context(40, 40), "definition"))

@@ -15,7 +15,6 @@ from collections.abc import Hashable, Iterator
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.backends.tiled.tiles import slots
 from polyformer.attention.functional.request import Request
@@ -100,7 +99,7 @@ def row_runs(request: Request, pattern: Pattern, most_scores: float) -> list[Row
     q, context = request.q, request.context
     if request.score_mod is not None or request.relative is not None or request.dropout:
         return None
-    if not q.is_cpu or q.shape[2] < LEAST or q.shape[3] != request.v.shape[3] or is_in_torch_dispatch_mode():
+    if not q.is_cpu or q.shape[2] < LEAST or q.shape[3] != request.v.shape[3]:
         return None
     plan = RunPlan(pattern, context, q.shape[:2], torch.promote_types(q.dtype, torch.float32))
     return context.once(plan.key, lambda: plan.runs(MASKS * q.numel() // len(q), most_scores))

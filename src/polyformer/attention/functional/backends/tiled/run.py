@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.backends.tiled import fused_rows
 from polyformer.attention.functional.backends.tiled.batched_tiles import BatchedTiles, batch_tiles
@@ -260,8 +261,11 @@ def _columns(x: Tensor) -> Tensor:
 
 
 def _price(request: Request) -> float:
-    """Return the time of a score in tiles on this machine, in scores of the fused kernel; 0 without it."""
-    if not request.q.is_cpu or request.q.shape[2] < fused_rows.LEAST:
+    """Return the time of a score in tiles on this machine, in scores of the fused kernel; 0 without it.
+
+    A dispatch mode, such as a counter of operations, sees the loop over tiles, and nothing is measured in it.
+    """
+    if not request.q.is_cpu or request.q.shape[2] < fused_rows.LEAST or is_in_torch_dispatch_mode():
         return 0.0
     return ROWS().of(request) / CLEARLY
 
