@@ -47,6 +47,7 @@ SIZES = {
     "intermediate_size": 20,
     "vocab_size": VOCAB,
     "max_position_embeddings": 40,
+    "block_size": 4,  # so that a text has blocks to sort
 }
 WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 48}
 """Heads of 32 channels, which the kernels of a GPU require."""
