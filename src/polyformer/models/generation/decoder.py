@@ -15,6 +15,7 @@ from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity
 from polyformer.models.generation.dola import Dola
 from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
+from polyformer.models.generation.recomputing import with_state
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.depth import full_depth
@@ -142,7 +143,7 @@ class Decoder:
         compile: bool = False,
         cache: CachePolicy | None = None,
     ):
-        self.model, self.max_new_tokens, self.cache = model, max_new_tokens, cache
+        self.model, self.max_new_tokens, self.cache = with_state(model), max_new_tokens, cache
         self.mixture, self.retrieval = mixture, retrieval
         if retrieval is not None and (model.encoder is not None or not model.head.reads_neighbours):
             raise InputError("retrieval: requires a decoder-only model with the head 'semiparametric'")
@@ -155,6 +156,9 @@ class Decoder:
         drops_keys = cache is not None and cache.drops_keys
         if compile and ((mixture or retrieval or dola) is not None or drops_keys):
             raise InputError("compile: with a mixture, retrieval, dola_layers or dropped keys, leave it out")
+        self.recomputes = self.model is not model
+        if compile and self.recomputes:
+            raise InputError("compile: a graph needs a KV cache, and the mechanism keeps none; leave it out")
         self.compiled = CompiledSteps(model) if compile else None
         self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
 
@@ -239,7 +243,8 @@ class Decoder:
 
     def _copies(self) -> PackedCopies | None:
         """Return packed copies of the weights, without copies of weights that changed; None for few steps."""
-        if self.max_new_tokens < PACK_FOR_STEPS:
+        # The copies are for the few rows of a step.
+        if self.max_new_tokens < PACK_FOR_STEPS or self.recomputes:
             return None
         return PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
 

@@ -29,6 +29,8 @@ def reads_in_chunks(stack: Stack | None, state: ModelState, input_ids: Tensor) -
     """Return whether chunks are faster for a prompt [B, T], and the same: every layer has only a KV cache."""
     if stack is None or input_ids.device.type != "cpu" or input_ids.shape[1] < 2 * CHUNK:
         return False
+    if not stack.mechanism.supports_kv_cache:
+        return False
     if stack.depth is not None or stack.memory is not None or not isinstance(stack.mechanism, SoftmaxConfig):
         return False
     patterns = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
