@@ -1,11 +1,14 @@
 """Costs against counts by hand, and the tree of parts."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyformer.attention.mechanisms import Mechanism, MechanismConfig
 from polyformer.cli.main import main
 from polyformer.cli.plots.cost import cost, image_cost
 from polyformer.cli.plots.tree import parameters, tree
@@ -92,3 +95,48 @@ def test_equal_layers_are_shown_once():
     assert text.count("layers 4 x Layer") == text.count("mechanism SoftmaxAttention") == 1
     assert f"{parameters(model):,}" in text.split("\n")[0]
     assert "Dropout" not in text
+
+
+@pytest.mark.parametrize("reads_numbers", [False, True])
+def test_an_own_mechanism_without_a_cache_is_counted(
+    reads_numbers: bool, own_mechanism: type[Any], capsys: pytest.CaptureFixture[str]
+):
+    """On the meta device, or in a real pass if its operations read numbers."""
+    own_mechanism.reads_numbers = reads_numbers
+    assert main(["show", "decoder-tiny", "--model.attention", "unscaled", "--model.position", "rope"]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    lengths, width, inner, vocab = [128, 256, 512, 1024], 128, 512, 512
+    assert [int(row[0]) for row in rows][:4] == lengths
+    for n, row in zip(lengths, rows):
+        layer = 2 * n * (4 * width * width + 2 * width * inner) + 4 * n * n * width
+        assert float(row[1]) == pytest.approx(2 * layer + 2 * n * width * vocab, rel=2e-3)
+        assert len(row) == 4, "tokens, FLOPs, activations and their unit: no cache"
+    assert "no cache: generation computes the whole text again for each token" in printed
+    assert ("measured in real passes" in printed) == reads_numbers
+    assert (len(rows) == 4) == reads_numbers
+
+
+@pytest.fixture
+def own_mechanism() -> Iterator[type[Any]]:
+    """Weights are the scores themselves; nothing is declared but what it lacks."""
+
+    class Unscaled(Mechanism):
+        def forward(self, q: Any, k: Any, v: Any, context: Any, state: Any, position: Any) -> Any:
+            if UnscaledConfig.reads_numbers:
+                q = q / max(q.abs().max().item(), 1)
+            return (q @ k.mT).tril() @ v, None
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class UnscaledConfig(MechanismConfig):
+        kind: ClassVar[str] = "unscaled"
+        reads_numbers: ClassVar[bool] = False
+        supports_packing: ClassVar[bool] = False
+        supports_kv_cache: ClassVar[bool] = False
+        supports_score_bias: ClassVar[bool] = False
+
+        def build(self, num_heads: int, head_size: int) -> Mechanism:
+            return Unscaled()
+
+    yield UnscaledConfig
+    del MechanismConfig.kinds["unscaled"]

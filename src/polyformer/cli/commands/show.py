@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from polyformer.cli.plots.cost import Cost
-    from polyformer.models.architectures import AnyConfig
+    from polyformer.models.architectures import AnyConfig, Transformer
     from polyformer.models.config import ModelConfig
     from polyformer.training.distributed.predict import Prediction
     from polyformer.training.distributed.predict_local import TrainingSetup
@@ -50,6 +50,9 @@ MESH = "batch", "accumulate", "precision"
 PICTURE = "length", "heads", "causal", "block", "layer", "paths", "out"
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+LONGEST_REAL_PASS = 1024
+"""The most tokens of a pass that computes numbers, which takes seconds."""
+
 SHORTER = (64, 32, 16, 8, 4)
 """The numbers of tokens for which costs are shown; a model that cannot take the first is shown shorter."""
 
@@ -132,7 +135,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     """Print parameters, memory, costs and modules of a preset or of a saved model."""
     import torch
 
-    from polyformer.cli.plots.cost import cost, image_cost
+    from polyformer.cli.plots.cost import image_cost
     from polyformer.cli.plots.tree import parameters, tree
     from polyformer.models.architectures import Transformer, VisionTransformer, build_model
     from polyformer.models.config import ModelConfig
@@ -153,12 +156,31 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     if isinstance(config, ModelConfig) and isinstance(
         plain, Transformer
     ):  # costs depend on the number of tokens
-        limit = longest_text(config)
-        lengths = [length for length in LENGTHS if length <= limit] or [limit]
-        print(costs_by_length(functools.partial(cost, plain), lengths), end="\n\n")
+        print(text_costs(plain, config), end="\n\n")
     elif isinstance(plain, VisionTransformer):
         print(costs([image_cost(plain)]), end="\n\n")
     print(tree(model))
+
+
+def text_costs(model: "Transformer", config: "ModelConfig") -> str:
+    """Return the costs by length of a `model` on the meta device, with the reason for what is missing."""
+    from polyformer.cli.plots.cost import cost
+    from polyformer.models.architectures import Transformer
+
+    limit = longest_text(config)
+    lengths = [length for length in LENGTHS if length <= limit] or [limit]
+    notes = ""
+    try:
+        cost(model, lengths[0])
+    except InputError:
+        pass  # `costs_by_length` tries shorter texts and prints the reason
+    except RuntimeError:  # an operation that reads numbers has none on the meta device
+        model = Transformer(replace(config, weights=None))
+        lengths = [length for length in lengths if length <= LONGEST_REAL_PASS] or lengths[:1]
+        notes = "\nmeasured in real passes, because the model reads numbers on its way"
+    if config.decoder is not None and not config.decoder.attention.mechanism.supports_kv_cache:
+        notes += "\nno cache: generation computes the whole text again for each token"
+    return costs_by_length(functools.partial(cost, model), lengths) + notes
 
 
 def config_of(name: str, overrides: dict[str, Any]) -> "AnyConfig":

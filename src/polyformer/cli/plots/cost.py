@@ -1,7 +1,8 @@
 """The cost of a model at each length, measured on the meta device, without computing any numbers.
 
 If the cost of a part depends on numbers, the part states its assumptions for the meta device: clusters and
-experts of equal size, the spans of a new model, tokens that pass all layers.
+experts of equal size, the spans of a new model, tokens that pass all layers. A part of somebody else that
+reads numbers instead is measured in a real pass.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ class Cost:
     flops: floating-point operations of one forward pass with the logits of all tokens; a product and its sum
     are two, and masked pairs count if they are computed. activations: bytes in float32 saved for the backward
     pass, without attention weights (fused kernels save none) and logits. cache: bytes in float32 of keys and
-    values saved in generation, None for an encoder.
+    values saved in generation, None for an encoder and for a mechanism without a cache.
     """
 
     length: int
@@ -32,8 +33,9 @@ class Cost:
 
 
 def cost(model: Transformer, length: int) -> Cost:
-    """Return the cost of a `model` on the meta device."""
-    inputs: dict[str, Any] = {"input_ids": torch.zeros(1, length, dtype=torch.long, device="meta")}
+    """Return the cost of a `model`, on the meta device or, for parts that read numbers, on another."""
+    device = next(model.parameters()).device
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(1, length, dtype=torch.long, device=device)}
     if model.encoder is not None and model.decoder is not None:
         inputs["decoder_input_ids"] = inputs["input_ids"]
     return _cost(model, inputs, length, _cache(model, inputs, length))
@@ -74,7 +76,7 @@ def _kept(model: Any, inputs: dict[str, Tensor], length: int) -> int:
 
 def _cache(model: Transformer, inputs: dict[str, Tensor], length: int) -> int | None:
     """Return the bytes of the layers' states after `length` tokens, without spare capacity."""
-    if model.decoder is None:
+    if model.decoder is None or not model.decoder.mechanism.supports_kv_cache:
         return None
     ids = inputs["input_ids"]
     with torch.no_grad():
