@@ -54,6 +54,17 @@ def test_own_position():
     assert numbers(r"'(\S+)'", done.stdout) != [0.5] * 4, "the slopes were not trained"
 
 
+def test_own_mechanism(tmp_path: Path):
+    """What it prints, and the audit of the model that it saves, with more tokens than its window."""
+    done = run_python("-W", "error", EXAMPLES / "own_mechanism.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"(\w+) changes nothing: True", done.stdout) == ["packing", "padding", "cache"]
+    words = "audit", "sigmoid-model", "--length", "40", "--import", EXAMPLES / "own_mechanism.py"
+    audit = run_python("-m", "polyformer", *words, cwd=tmp_path)
+    assert audit.returncode == 0, audit.stdout + audit.stderr[-3000:]
+    assert "0 findings, 0 accepted, 1 not applicable" in audit.stdout
+
+
 def test_dependency_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     text = run("dependency_tree.py", monkeypatch, capsys)
     without, with_tree = numbers(r": (\S+)% of the words", text)

@@ -44,7 +44,7 @@ SHARED = {
         ),
         *("mods", "mod_cache", "mod_program", "residue_class", "source_base", "user_defined"),
     },
-    "attention.mechanisms": {"base", "cached", "pair_terms", "some_heads", "spans"},
+    "attention.mechanisms": {"base", "cached", "pair_terms", "pair_weights", "some_heads", "spans"},
     "nn.cache": {"base"},
     "nn.memory": {"base", "recurrent", "search", "store"},
     "nn.depth": {"base", "recording"},

@@ -1,6 +1,7 @@
 """A package of somebody else (examples/own-member), installed: its members are found and tested."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forking import run_python
+from registered import nightly
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "own-member"
@@ -80,15 +82,44 @@ def test_installed_members_are_listed_trained_saved_and_loaded(site: Path, tmp_p
     assert "%" in shown.stdout or shown.stdout.count("\n") > 8
 
 
-def test_installed_members_keep_the_contracts(site: Path):
-    """The contracts of every member run over them too: the masking, the layout, the state, saving."""
-    members = "kerple or LogSparse or nystrom or maxout"
-    contracts = [
-        f"tests/contracts/test_{name}.py" for name in ("k2_masking", "k5_state", "k7_layout", "k10_saving")
-    ]
+CONTRACTS = [
+    f"tests/contracts/test_{name}.py" for name in ("k2_masking", "k5_state", "k7_layout", "k10_saving")
+]
+"""Of every day: the masking, the state, the layout, saving."""
+
+
+def passed(members: str, contracts: list[str], site: Path) -> int:
+    """The number of contracts of these members that pass; none fails."""
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", members, *contracts)
     loaded = "ignore::pytest.PytestAssertRewriteWarning"  # the server has loaded some plugins
-    assert " passed" in run(*words, "-o", "addopts=", "-W", loaded, site=site).stdout
+    printed = run(*words, "-o", "addopts=", "-W", loaded, site=site).stdout
+    (number,) = re.findall(r"(\d+) passed", printed)
+    return int(number)
+
+
+def test_installed_members_keep_the_contracts(site: Path):
+    """The contracts of every member run over them too."""
+    assert passed("kerple or LogSparse or nystrom or maxout", CONTRACTS, site) > 30
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> Path:
+    """A folder with the mechanism of the guide, a single file, as an installed package."""
+    shutil.copy(ROOT / "examples" / "own_mechanism.py", tmp_path)
+    information = tmp_path / "own_mechanism-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: own-mechanism\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[polyformer.members]\nown-mechanism = own_mechanism\n")
+    return tmp_path
+
+
+def test_the_mechanism_of_the_guide_keeps_the_contracts(guide: Path):
+    assert passed("sigmoid", CONTRACTS, guide) > 30
+
+
+@nightly
+def test_the_mechanism_of_the_guide_keeps_every_contract(guide: Path):
+    assert passed("sigmoid", ["tests/contracts"], guide) > 120
 
 
 def test_a_broken_package_is_named_and_breaks_nothing(tmp_path: Path):

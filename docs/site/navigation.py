@@ -23,6 +23,7 @@ PARTS: dict[str, list[str]] = {
         "tutorials/transcript",
     ],
     "How-to": [
+        "own_mechanism",
         "long_texts",
         "data",
         "models",

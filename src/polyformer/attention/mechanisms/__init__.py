@@ -14,6 +14,7 @@ from polyformer.attention.mechanisms.linear.rfa import RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
 from polyformer.attention.mechanisms.lsh import LSHConfig
 from polyformer.attention.mechanisms.memory_compressed import MemoryCompressedConfig
+from polyformer.attention.mechanisms.pair_weights import PairWeights, PairWeightsConfig
 from polyformer.attention.mechanisms.recurrence.delta import DeltaConfig
 from polyformer.attention.mechanisms.recurrence.gated_delta import GatedDeltaConfig
 from polyformer.attention.mechanisms.recurrence.gla import GLAConfig
@@ -43,6 +44,8 @@ __all__ = [
     "MemoryCompressedConfig",
     "MobaConfig",
     "NSAConfig",
+    "PairWeights",
+    "PairWeightsConfig",
     "PerformerConfig",
     "RFAConfig",
     "RetentionConfig",

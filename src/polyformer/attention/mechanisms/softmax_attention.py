@@ -9,7 +9,6 @@ Vaswani et al. 2017, section 3.2.
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import torch
@@ -17,20 +16,19 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.int8_pairs import attend_to_integers
 from polyformer.attention.functional.score_options import soft_cap
-from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
-from polyformer.attention.patterns.base import Pattern
-from polyformer.core.config import Config
+from polyformer.attention.mechanisms.pair_weights import PairWeightsConfig
 from polyformer.core.int8_cache import Int8Cache, Int8Pairs
 from polyformer.core.kv_cache import appended
-from polyformer.core.ranges import PositiveFloat, Probability
+from polyformer.core.ranges import PositiveFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SoftmaxConfig(MechanismConfig):
+class SoftmaxConfig(PairWeightsConfig):
     """Softmax attention: queries attend to the keys that a pattern allows.
 
     `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
@@ -38,9 +36,6 @@ class SoftmaxConfig(MechanismConfig):
     learns the score of a key without a value.
     """
 
-    pattern: Pattern | None = None
-    dropout: Probability = 0.0  # of attention weights
-    scale: float | None = None  # by default 1 / sqrt(D)
     soft_cap: PositiveFloat | None = None
     sink: bool = False
     backend: str = "auto"
@@ -48,32 +43,12 @@ class SoftmaxConfig(MechanismConfig):
     kind: ClassVar[str] = "softmax"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.2"
     supports_part_rotations: ClassVar[bool] = True
-    supports_recurrence: ClassVar[bool] = True
     supports_context_parallel: ClassVar[bool] = True
-    separate_queries: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.pattern is not None and not self.pattern.causal():
-            # The config is frozen; an instance attribute overrides the class attribute.
-            object.__setattr__(self, "causal", False)
-            object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
-
-    @functools.cached_property
-    def reach(self) -> Reach | None:
-        """Return the reach of the pattern, None for all keys."""
-        return None if self.pattern is None else self.pattern.reach()
 
     @property
     def changes_scores(self) -> bool:
         """Return whether the weights are not the softmax of the scaled products: by a soft cap or a sink."""
         return self.soft_cap is not None or self.sink
-
-    def with_value(self, value: object, where: str) -> Config | None:
-        """Return this config with another pattern if `value` is a pattern; the scale and dropout are kept."""
-        pattern = Pattern.parse(value)
-        if pattern is None:
-            return super().with_value(value, where)
-        return dataclasses.replace(self, pattern=pattern)
 
     def build(self, num_heads: int, head_size: int) -> "SoftmaxAttention":
         return SoftmaxAttention(self, num_heads)
@@ -81,21 +56,6 @@ class SoftmaxConfig(MechanismConfig):
     @classmethod
     def examples(cls) -> tuple["SoftmaxConfig", ...]:
         return cls(), cls(soft_cap=1.5, sink=True)
-
-    def for_layer(self, layer: int) -> "SoftmaxConfig":
-        """Return the config with the pattern of layer `layer`."""
-        if self.pattern is None:
-            return self
-        return dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
-
-    def within(self, pattern: Pattern) -> "SoftmaxConfig":
-        """Return the config with the intersection of its pattern and `pattern`."""
-        own = pattern if self.pattern is None else self.pattern & pattern
-        return dataclasses.replace(self, pattern=own)
-
-    def cross(self, pattern: Pattern | None = None) -> "SoftmaxConfig":
-        """Return the config with a pattern between two sequences, and the same options of the scores."""
-        return dataclasses.replace(self, pattern=pattern)
 
 
 class SoftmaxAttention(CachedAttention):

@@ -1,0 +1,136 @@
+"""The base of a mechanism of your own: you write the weights of the pairs, this base does the rest.
+
+    y_i = sum_j weights(score)_ij v_j        score_ij = q_i . k_j / sqrt(D), with the terms of the positions
+
+The rest is: the mask of causality, padding, documents and the pattern, the KV cache, grouped queries, every
+position scheme, dropout, recorded weights, and NaN and infinity that reach no other query.
+Cost: all pairs of queries and keys, 2 Tq Tk (D + Dv) products per head, whatever the pattern is.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from polyformer.attention.functional.call import Call
+from polyformer.attention.functional.dense_pairs import DensePairs
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.request import prepare
+from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.cached import CachedAttention
+from polyformer.attention.patterns.base import Pattern
+from polyformer.core.config import Config
+from polyformer.core.kv_cache import appended
+from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.softmax import edited_weights, record
+from polyformer.core.ranges import Probability
+from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.reach import Reach
+from polyformer.core.state import State
+
+MASKED_SCORE = -1e9
+"""The score of a pair that is not allowed. It is finite, so that a learned factor has a gradient."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairWeightsConfig(MechanismConfig):
+    """Base of mechanisms that compute a weight for each pair of tokens, within a pattern.
+
+    `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
+    None for all keys.
+    """
+
+    pattern: Pattern | None = None
+    dropout: Probability = 0.0  # of attention weights
+    scale: float | None = None  # by default 1 / sqrt(D)
+
+    supports_recurrence: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.pattern is not None and not self.pattern.causal():
+            # The config is frozen; an instance attribute overrides the class attribute.
+            object.__setattr__(self, "causal", False)
+            object.__setattr__(self, "instead", "a pattern that does not depend on later tokens")
+
+    @functools.cached_property
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern, None for all keys."""
+        return None if self.pattern is None else self.pattern.reach()
+
+    def with_value(self, value: object, where: str) -> Config | None:
+        """Return this config with another pattern if `value` is a pattern; the other options are kept."""
+        pattern = Pattern.parse(value)
+        if pattern is None:
+            return super().with_value(value, where)
+        return dataclasses.replace(self, pattern=pattern)
+
+    def for_layer(self, layer: int) -> Self:
+        """Return the config with the pattern of layer `layer`."""
+        if self.pattern is None:
+            return self
+        return dataclasses.replace(self, pattern=self.pattern.layer_pattern(layer))
+
+    def within(self, pattern: Pattern) -> Self:
+        """Return the config with the intersection of its pattern and `pattern`."""
+        own = pattern if self.pattern is None else self.pattern & pattern
+        return dataclasses.replace(self, pattern=own)
+
+    def cross(self, pattern: Pattern | None = None) -> Self:
+        """Return the config with a pattern between two sequences, and the same options of the scores."""
+        return dataclasses.replace(self, pattern=pattern)
+
+
+class PairWeights(CachedAttention):
+    """Attention with weights of your own; a subclass defines `weights`, and its config derives from
+    `PairWeightsConfig`."""
+
+    def __init__(self, config: PairWeightsConfig):
+        super().__init__()
+        self.config = config
+
+    def weights(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return the weights [B, H, Tq, Tk] of the values.
+
+        scores: [B, H, Tq, Tk], at least in float32, `MASKED_SCORE` where a pair is not allowed. allowed:
+        bool, of the same shape; the weights of other pairs are then set to 0. The number of keys of a query
+        is `allowed.sum(-1, keepdim=True)`: 0 for padding, and never the length of the row. The weights of a
+        query must not depend on other queries, because a cache computes them one after another.
+        """
+        raise NotImplementedError
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern."""
+        return self.config.reach
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return the weighted values over all keys of the cache, and the next cache."""
+        k, v, state = appended(state, k, v)
+        config = self.config
+        terms: dict[str, Any] = {}
+        if position is not None:
+            terms["score_mod"] = position.score_mod(q, k, context)
+            terms["relative"] = position.relative(q, k, context)
+        call = Call(q, k, v, config.pattern, context=context, scale=config.scale, **terms)
+        with without_autocast(q):
+            pairs = DensePairs.of(prepare(call))
+            return pairs.mix(self._masked_weights(pairs)), state
+
+    def _masked_weights(self, pairs: DensePairs) -> Tensor:
+        """Return the weights with zeros where a pair is not allowed, after interventions and dropout."""
+        scores = pairs.scores
+        if pairs.allowed is None:
+            weights = self.weights(scores, torch.ones_like(scores, dtype=torch.bool))
+        else:
+            allowed = pairs.allowed.expand(scores.shape)
+            weights = self.weights(scores.masked_fill(~allowed, MASKED_SCORE), allowed)
+            weights = weights.masked_fill(~allowed, 0.0)
+        weights = edited_weights.edit(weights)
+        record(weights)
+        return dropout(weights, self.config.dropout if self.training else 0.0)
