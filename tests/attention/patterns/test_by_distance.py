@@ -159,3 +159,11 @@ def test_required_options_need_examples() -> None:
     del Pattern.registry["Wide"]
     with pytest.raises(InputError, match=r"Wide: it has options without defaults .*define `examples`"):
         Wide.examples()
+
+
+@pytest.mark.parametrize("name", ["reach", "keys", "step", "causal"])
+def test_an_option_may_not_hide_a_method(name: str) -> None:
+    """It would fail later, in a decoder with a cache."""
+    with pytest.raises(InputError, match=f"Hidden: the option '{name}' would hide the method of this name"):
+        type("Hidden", (ByDistance,), {"__annotations__": {name: int}, name: 3})
+    assert "Hidden" not in Pattern.registry

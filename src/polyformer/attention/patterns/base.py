@@ -7,6 +7,7 @@ them).
 """
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.expression import build_pattern
 from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name
 from polyformer.core.parsing import parse_expression
 from polyformer.core.ranges import check_ranges
@@ -49,6 +50,12 @@ class Pattern:
     def __init_subclass__(cls, named: bool = True, **options: object) -> None:
         """Register the subclass for expressions, unless `named` is False or its name begins with "_"."""
         super().__init_subclass__(**options)
+        for name in inspect.get_annotations(cls):
+            if callable(getattr(Pattern, name, None)):
+                raise InputError(
+                    f"{cls.__name__}: the option {quote(name)} would hide the method of this name of "
+                    "`Pattern`; rename the option"
+                )
         # An underscore marks the base of a family, which nobody writes in an expression.
         if named and not cls.__name__.startswith("_"):
             register(Pattern.registry, cls.__name__, cls, "pattern")
