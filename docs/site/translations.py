@@ -6,9 +6,10 @@ Marks in a page of docs/vi name the English text that it follows, with the finge
     <!-- ../errata.md 0123456789abcdef -->               a whole page
     <!-- ../../tutorials/a.py#3 0123456789abcdef -->     the third text of a tutorial
 
-A mark is below the heading of its text. `python docs/site/translations.py` lists outdated texts. After you
-update a text, `python docs/site/translations.py --renewed PAGE` renews the marks of the page and copies the
-code of its sections from the English page.
+A mark is below the heading of its text. A text of a tutorial ends at `<!-- code -->`; the code and its output
+follow, so that the page is the whole tutorial. `python docs/site/translations.py` lists outdated texts. After
+you update a text, `python docs/site/translations.py --renewed PAGE` renews the marks of the page and copies
+the code from the English page or script.
 """
 
 import hashlib
@@ -16,11 +17,14 @@ import re
 import sys
 from pathlib import Path
 
-from tutorials import cells, page
+from tutorials import cells, code_after_texts, page
 
 DOCS = Path(__file__).parents[1]
 MARK = re.compile(r"<!-- (?P<path>[\w./-]+)(?:#(?P<part>[\w-]+))? (?P<hash>[0-9a-f]{16}) -->\n")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CODE = "<!-- code -->\n"
+"""The line between a text of a tutorial and the code that follows it."""
+
 COMMAND = "python docs/site/translations.py"
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
@@ -80,7 +84,8 @@ def stale() -> list[str]:
     lines = []
     for path in pages():
         name = path.relative_to(DOCS.parent)
-        for mark in MARK.finditer(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for mark, ours in zip(MARK.finditer(text), translated(text), strict=True):
             what = mark["path"] + (f"#{mark['part']}" if mark["part"] else "")
             try:
                 behind = fingerprint(original(path, mark)) != mark["hash"]
@@ -89,6 +94,8 @@ def stale() -> list[str]:
                 continue
             if behind:
                 lines.append(f"{name}: {what} changed; translate it, then {COMMAND} --renewed {name}")
+            elif is_script(mark) and with_code(path, mark, ours).strip() != ours.strip():
+                lines.append(f"{name}: the code after {what} changed; {COMMAND} --renewed {name}")
     return lines
 
 
@@ -97,12 +104,31 @@ def renew(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     marks = list(MARK.finditer(text))
     parts = [text[: marks[0].start()]] if marks else [text]
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    for mark, end in zip(marks, ends, strict=bool(marks)):
+    for mark, ours in zip(marks, translated(text), strict=True):
         english = original(path, mark)
-        ours = with_code_of(english, text[mark.end() : end], f"{path.name}, {mark[0].strip()}")
+        where = f"{path.name}, {mark[0].strip()}"
+        ours = with_code(path, mark, ours) if is_script(mark) else with_code_of(english, ours, where)
         parts.append(mark[0].replace(mark["hash"], fingerprint(english)) + ours)
-    path.write_text("".join(parts), encoding="utf-8")
+    path.write_text("".join(parts).rstrip() + "\n", encoding="utf-8")
+
+
+def translated(text: str) -> list[str]:
+    """Return the text of a page after each mark, up to the next."""
+    marks = list(MARK.finditer(text))
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    return [text[mark.end() : end] for mark, end in zip(marks, ends, strict=bool(marks))]
+
+
+def is_script(mark: re.Match[str]) -> bool:
+    """Return whether a mark names a text of a tutorial."""
+    return mark["path"].endswith(".py")
+
+
+def with_code(path: Path, mark: re.Match[str], ours: str) -> str:
+    """Return a text of a tutorial followed by its code and output."""
+    code = code_after_texts((path.parent / mark["path"]).stem)[int(mark["part"]) - 1]
+    prose = ours.partition(CODE)[0].strip()
+    return f"{prose}\n\n{CODE}{code}\n\n" if code else f"{prose}\n\n"
 
 
 def with_code_of(english: str, ours: str, where: str) -> str:
@@ -124,8 +150,7 @@ def tutorial(path: Path) -> str:
     wanted = list(texts(script.read_text(encoding="utf-8")))
     if [mark["part"] for mark in marks] != wanted:
         raise ValueError(f"{path.name}: {script.name} has the texts {', '.join(wanted)}; add a mark for each")
-    ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    ours = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
+    ours = [part.partition(CODE)[0].strip() for part in translated(text)]
     return page(script.stem, ours, "*Mã nguồn: `docs/tutorials/{name}.py`, một chương trình chạy được ngay.*")
 
 

@@ -79,6 +79,19 @@ def page(name: str, prose: list[str] | None = None, source: str = SOURCE) -> str
     return "\n\n".join([title, source.format(name=name), rest.strip(), *parts[1:]]) + "\n"
 
 
+def code_after_texts(name: str) -> list[str]:
+    """Return the code after each text of a tutorial, with its recorded output, as Markdown."""
+    outputs, parts = recorded(name).get("output", []), []
+    for index, cell in enumerate(cells((FOLDER / f"{name}.py").read_text(encoding="utf-8"))):
+        if cell.prose:
+            parts.append("")
+            continue
+        parts[-1] += f"```python\n{cell.text}\n```\n\n"
+        printed = outputs[index].rstrip() if index < len(outputs) else ""
+        parts[-1] += f"```text\n{printed}\n```\n\n" if printed else ""
+    return [part.rstrip() for part in parts]
+
+
 def run(name: str) -> None:
     """Run a tutorial cell by cell in an empty folder and record the output of each cell."""
     path = FOLDER / f"{name}.py"

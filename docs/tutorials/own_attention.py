@@ -13,7 +13,7 @@ import torch
 
 import polyformer
 from polyformer import Relative, Window, attend
-from polyformer.attention.mechanisms import Mechanism, MechanismConfig
+from polyformer.attention.mechanisms import PairWeights, PairWeightsConfig
 from polyformer.attention.patterns import ByDistance
 from polyformer.attention.positions import Position, PositionConfig
 
@@ -30,13 +30,13 @@ torch.manual_seed(0)
 # %%
 @dataclasses.dataclass(frozen=True)
 class PowersOfTwo(ByDistance):
-    """Keys at distance 0 and at powers of two, up to `reach`."""
+    """Keys at distance 0 and at powers of two, up to `before`."""
 
-    reach: int = 4096
+    before: int = 4096
 
     def ends(self):
         """Return the numbers of keys before and after the query."""
-        return self.reach, 0
+        return self.before, 0
 
     def sees(self, distance):
         """Return whether the distance is 0 or a power of two, which has a single bit."""
@@ -146,33 +146,36 @@ print("gradients:", *(f"{value:.4f}" for value in strength.grad.tolist()))
 # In a softmax the weights of a query sum to 1, so the keys compete. Here each weight is independent:
 #
 # $$
-# y_i = \sum_{j \le i} \sigma\!\left(\frac{q_i \cdot k_j}{\sqrt{D}} - \log n\right) v_j
+# y_i = \sum_j \sigma\!\left(\frac{q_i \cdot k_j}{\sqrt{D}} - \log n_i\right) v_j
 # $$
 #
-# With $\log n$, the initial weights of $n$ keys sum to about 1, as in a softmax.
+# The sum is over the $n_i$ keys that query $i$ sees. With $\log n_i$ its initial weights sum to about 1, as
+# in a softmax. The length of the row would be wrong for $n_i$: it counts later tokens, padding and other
+# documents, so that the output of a text would depend on the rest of the batch.
+#
+# We write only the weights. `PairWeights` computes the scores, knows which pairs are allowed, and keeps the
+# cache.
 
 
 # %%
-class SigmoidAttention(Mechanism):
+class SigmoidAttention(PairWeights):
     """Sigmoid attention: an independent weight for each key."""
 
-    def forward(self, q, k, v, context, state, position):
-        """Compute y [batch, heads, tokens, width] from q, k, v of the same shape; no state."""
-        n = k.shape[2]
-        weights = torch.sigmoid(q @ k.mT / math.sqrt(q.shape[-1]) - math.log(n))
-        return weights.tril() @ v, None
+    def weights(self, scores, allowed):
+        """Return the weights [batch, heads, queries, keys]; other pairs than the allowed get 0."""
+        n = allowed.sum(-1, keepdim=True).clamp_min(1)  # padding sees no key
+        return torch.sigmoid(scores - n.log())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SigmoidConfig(MechanismConfig):
-    """Declare the unsupported features, so that a model rejects them with a clear error."""
+class SigmoidConfig(PairWeightsConfig):
+    """Sigmoid attention, with an optional pattern."""
 
     kind = "sigmoid"
-    supports_packing = supports_kv_cache = supports_score_bias = False
 
     def build(self, num_heads, head_size):
         """Return the module, which has no parameters."""
-        return SigmoidAttention()
+        return SigmoidAttention(self)
 
 
 for name in ("softmax", "sigmoid"):
@@ -180,19 +183,30 @@ for name in ("softmax", "sigmoid"):
     print(f"{name}: {share:.0%}")
 
 # %% [markdown]
-# A model checks the declared features before it computes anything:
+# The audit checks what is easily forgotten: padding, packed documents, later tokens, and the cache.
 
 # %%
-try:
-    polyformer.create_model("decoder-small", attention="sigmoid", position="t5")
-except polyformer.InputError as error:
-    print(error)
+report = polyformer.audit(
+    model, checks=["left padding", "padding content", "packing", "future", "prefix", "chunks"], length=20
+)
+print(report)
+
+# %% [markdown]
+# All three inventions work together, because each knows only its own part:
+
+# %%
+share, model = trained(attention=SigmoidConfig(pattern=PowersOfTwo(16)), position="log_bias", steps=300)
+print(f"pattern, positions and mechanism together: {share:.0%}")
+
+period = rows(1)[:, :PERIOD]
+generated = model.generate(period, max_new_tokens=PERIOD, eos=[]).sequences[:, PERIOD:]
+print(f"generated as in the period before: {(generated == period).float().mean():.0%}")
 
 # %% [markdown]
 # ## From an idea to a member
 #
 # Put the classes in a file and pass `--import mine.py` on the command line. They are then members, and
-# `polyformer list` shows them. The library's contract tests also run on your members: padding changes
-# nothing, documents stay separate, and decoding token by token equals one pass. `examples/own-member` is an
-# installable package with a member of each kind that passes the tests. [The
+# `polyformer list` shows them. [Your own mechanism](../own_mechanism.md) has the whole file, the rules, and
+# what to do if a mechanism does not weight pairs. The library's contract tests also run on your members:
+# `examples/own-member` is an installable package with a member of each kind that passes them. [The
 # design](../design.md#adding-a-member) explains how the parts fit together.

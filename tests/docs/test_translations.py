@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import translations
 from member_pages import path
+from tutorials import cells
 
 from polyformer.cli.documentation import members
 from polyformer.models.presets import MODELS
@@ -104,3 +105,33 @@ def test_the_survey_names_members_and_presets_that_exist():
     named = {name for cell in cells for name in re.findall(r"`([\w-]+)`", cell)}
     assert len(named) > 60
     assert named <= {member.name for member in members()} | {*MODELS.names()}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "vi" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_a_translated_tutorial_is_whole(page: Path):
+    """It has the code of the script in its order, and is behind if the code changes."""
+    text, place = page.read_text(encoding="utf-8"), 0
+    for cell in cells((DOCS / "tutorials" / f"{page.stem}.py").read_text(encoding="utf-8")):
+        if not cell.prose:
+            place = text.index(f"```python\n{cell.text}\n```\n", place)
+
+
+def test_changed_code_of_a_tutorial_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "docs" / "vi" / "tutorials"
+    folder.mkdir(parents=True)
+    script = tmp_path / "docs" / "tutorials" / "a.py"
+    script.parent.mkdir()
+    monkeypatch.setattr(translations, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr("tutorials.FOLDER", script.parent)
+    script.write_text("# %% [markdown]\n# # A\n\n# %%\nprint(1)\n")
+    ours = folder / "a.md"
+    ours.write_text("<!-- ../../tutorials/a.py#1 0000000000000000 -->\n# Á\n")
+    translations.renew(ours)
+    assert not translations.stale()
+    assert "# Á\n\n<!-- code -->\n```python\nprint(1)\n```\n" in ours.read_text()
+    script.write_text(script.read_text().replace("print(1)", "print(2)"))
+    (line,) = translations.stale()
+    assert line.startswith("docs/vi/tutorials/a.md: the code after ../../tutorials/a.py#1 changed; python")
+    translations.renew(ours)
+    assert "print(2)" in ours.read_text()
+    assert "print(1)" not in ours.read_text()
