@@ -85,6 +85,7 @@ check: .venv/developed
 
 docs: .venv/developed
 	$(BIN)/python -m polyformer.cli.documentation
+	$(BIN)/python docs/site/learning.py
 	$(BIN)/python -m polyformer_lab.documentation
 
 # The documentation as a site, build/site/html/index.html: warnings and broken links are errors, nothing is fetched.

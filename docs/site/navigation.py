@@ -13,14 +13,14 @@ PACKAGES = ["core", "data", "attention", "nn", "models", "training", "applicatio
 PARTS: dict[str, list[str]] = {
     "Start": ["start"],
     "Tutorials": [
+        "examples/plain_transformer",
         "tutorials/translator",
         "tutorials/positions",
         "tutorials/own_attention",
-        "tutorials/kernels",
         "tutorials/memories",
         "tutorials/longer_texts",
+        "tutorials/kernels",
         "tutorials/many_machines",
-        "tutorials/transcript",
     ],
     "How-to": [
         "own_mechanism",
