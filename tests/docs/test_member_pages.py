@@ -111,3 +111,30 @@ def test_the_table_of_members_links_to_their_pages():
     assert len(re.findall(r"^\| \w+ \| \[`", linked, re.MULTILINE)) == len(MEMBERS)
     for link in re.findall(r"\]\((members/[^)]+)", table):
         assert (DOCS / link).is_file()
+
+
+def test_a_letter_of_a_size_is_no_vector_of_the_equation():
+    """What a page counts its cost by, it does not index in its equation."""
+    checked = 0
+    for file in sorted((DOCS / "members").rglob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        equation = re.sub(r"\\\w+", " ", text.split("$$")[1])
+        cost = re.search(r"\*\*Cost\.\*\*(.*?)(?:\n\n|\Z)", text, re.DOTALL)
+        if cost is None:
+            continue
+        # A single letter may name a matrix of the equation.
+        formulas = " ".join(part for part in re.findall(r"\$(.*?)\$", cost[1]) if len(part) > 1)
+        sizes = set(re.findall(r"([A-Z])(?![_^'])", re.sub(r"\\\w+", " ", formulas)))
+        checked += bool(sizes)
+        assert not sizes & set(re.findall(r"([A-Z])_", equation)), file.name
+    assert checked > 5
+
+
+def test_the_equation_of_deberta_is_what_the_default_computes():
+    """Both terms of positions at the distance from the query to the key; the paper's mirror is an option."""
+    assert not PositionConfig.from_dict("deberta").mirrored
+    equation, rest = (DOCS / "members/position/deberta.md").read_text(encoding="utf-8").split("$$")[1:]
+    assert equation.count(r"\delta(i,j)") == 2
+    assert r"\delta(j,i)" not in equation
+    assert r"q^r_{\delta(j,i)}" in rest
+    assert "mirrored" in rest
