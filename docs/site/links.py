@@ -23,7 +23,7 @@ def rewritten(text: str, source: str, pages: dict[str, str], others: set[str]) -
     `pages` maps files of the repository to pages of the site; `others` are other files of the site. A link to
     a file outside the site is replaced by the path of the file in the repository.
     """
-    here, inside, lines = posixpath.dirname(pages[source]), False, []
+    here = posixpath.dirname(pages[source])
 
     def replaced(match: re.Match[str]) -> str:
         bang, label, link = match.groups()
@@ -38,10 +38,24 @@ def rewritten(text: str, source: str, pages: dict[str, str], others: set[str]) -
             return f"{bang}[{label}]({relative})"
         return label if label.strip("`") == target else f"{label} (`{target}`)"
 
-    for line in text.splitlines():
-        inside = not inside if FENCE.match(line.lstrip()) else inside
-        lines.append(line if inside else LINK.sub(replaced, line))
-    return "\n".join(lines) + "\n"
+    return "\n".join(part if code else LINK.sub(replaced, part) for code, part in parts(text)) + "\n"
+
+
+def parts(text: str) -> list[tuple[bool, str]]:
+    """Return the paragraphs of a text and its lines of code, each with whether it is code."""
+    inside, result = False, []
+    paragraph: list[str] = []
+    for line in [*text.splitlines(), None]:
+        fence = line is not None and bool(FENCE.match(line.lstrip()))
+        if line is None or fence or inside or not line:
+            # The label of a link may continue on the next line, but not in the next paragraph.
+            result += [(False, "\n".join(paragraph))] if paragraph else []
+            paragraph = []
+            result += [] if line is None else [(True, line)]
+            inside = inside != fence
+        else:
+            paragraph.append(line)
+    return result
 
 
 class Page(HTMLParser):

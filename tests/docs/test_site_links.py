@@ -33,6 +33,13 @@ def test_pictures_and_scripts_are_found_and_code_is_left_alone():
     assert rewritten(text, "docs/design.md", PAGES, OTHERS) == text.replace("a.py", "a.md")
 
 
+def test_a_label_may_continue_on_the_next_line():
+    text = "the [security\npolicy](../SECURITY.md) of `a\n\nb` [s](../SECURITY.md)\n"
+    assert rewritten(text, "docs/design.md", PAGES, OTHERS) == text.replace("../SEC", "project/sec").replace(
+        "URITY", "urity"
+    )
+
+
 def test_broken_links_and_fetches_are_named(tmp_path: Path):
     (tmp_path / "a.html").write_text(
         '<p id="x"><a href="b.html#y">b</a><a href="#x">x</a><a href="c.html">c</a>'
