@@ -51,7 +51,7 @@ STEPS = (
     ),
     Step(
         "docs/tutorials/positions.py",
-        1,
+        2,
         ("Positions", "how a model knows the order of tokens, and why counting them is not enough"),
         ("Vị trí", "mô hình biết thứ tự các token thế nào, và vì sao chỉ đếm thì không đủ"),
     ),
