@@ -47,7 +47,6 @@ SIZES = {
     "intermediate_size": 20,
     "vocab_size": VOCAB,
     "max_position_embeddings": 40,
-    "block_size": 4,  # so that a text has blocks to sort
 }
 WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 48}
 """Heads of 32 channels, which the kernels of a GPU require."""
@@ -91,6 +90,8 @@ def shrunk(config: ModelConfig, heads: int = HEADS, sizes: dict[str, int] = SIZE
             return math.gcd(data, heads) if key == "num_key_value_heads" else LIMITS[key]
         if key == "head_size" and data is not None:
             return width // HEADS
+        if key == "block_size":  # a text of `LENGTH` tokens has three blocks to sort or to choose from
+            return min(data, LENGTH // 2 - 1)
         return sizes.get(key, data)
 
     return ModelConfig.from_dict(small(config.to_dict()))
