@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli.commands import generate, options_class, train, translate
+from polyformer.cli.commands import generate, options_class, tag, train, translate, tune
 from polyformer.cli.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
 from polyformer_lab.commands import bench
@@ -37,6 +37,35 @@ def test_texts_stay_texts():
     assert parse("generate", generate, ["run", "--prompt", "null", "--seed", "1"]).prompt == ("null",)
     assert parse("translate", translate, ["run"]).text == ()
     assert parse("generate", generate, ["run"]).prompt == ("",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "a b", "c", "--source-language", "en", "--num-beams=2"],
+        ["run", "--source-language", "en", "a b", "c", "--num-beams", "2"],
+        ["--num-beams", "2", "run", "a b", "--source-language", "en", "c"],
+        ["--num-beams", "2", "--source-language", "en", "--", "run", "a b", "c"],
+    ],
+)
+def test_options_come_before_between_and_after_texts(words: list[str]):
+    options = parse("translate", translate, words)
+    assert (options.run, options.text) == ("run", ("a b", "c"))
+    assert (options.source_language, options.num_beams) == ("en", 2)
+
+
+def test_an_option_of_several_values_ends_at_the_next_option():
+    options = parse("generate", generate, ["--prompt", "a", "b", "--compile", "run"])
+    assert (options.run, options.prompt, options.compile) == ("run", ("a", "b"), True)
+    with pytest.raises(
+        InputError, match="RUN is missing; put it before --prompt, which takes all the values"
+    ):
+        parse("generate", generate, ["--prompt", "a", "run"])
+
+
+def test_texts_may_look_like_options():
+    assert parse("tag", tag, ["run", "-5", "- a list", "--device", "cpu"]).text == ("-5", "- a list")
+    assert parse("tag", tag, ["run", "--device", "cpu", "--", "--x", "-y"]).text == ("--x", "-y")
 
 
 def test_values_are_read_as_yaml():
@@ -82,6 +111,8 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["--a.b"], "--a.b: expected a value after it"),
         (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
         (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a string"),
+        (translate, ["--sorce-language", "en", "run"], "unknown option '--sorce-language'"),
+        (tune, ["x"], "unexpected 'x': expected nothing and options"),
         (generate, [], "RUN is missing; see polyformer command --help"),
         (bench, ["speed"], "WHAT: expected 'all' or .*'attention' or .*, got 'speed'"),
     ],

@@ -124,9 +124,9 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
         if pattern := field.metadata.get("settings"):
             argv, collected[field.name] = split_settings(argv, pattern, several=pattern == BARE)
     try:
-        values = vars(parser(name, command, argv).parse_args(argv))
+        values = vars(parser(name, command, argv).parse_args(options_first(argv, cls)))
     except argparse.ArgumentError as error:
-        raise _readable_error(error, name, cls) from error
+        raise _readable_error(error, name, cls, argv) from error
     values.pop("import")  # split_imports has handled it; the parser has it only for --help
     values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
     for field in dataclasses.fields(cls):
@@ -200,6 +200,41 @@ def split_settings(argv: list[str], pattern: str, several: bool = False) -> tupl
         values = [parse_yaml(text, name, "; put quotes around a string") for text in texts]
         settings[name.removeprefix("--")] = (values[0] if len(values) == 1 else values) if values else True
     return rest, settings
+
+
+def options_first(argv: list[str], cls: type[Any]) -> list[str]:
+    """Return `argv` with all options before the positional arguments, which keep their order.
+
+    argparse takes a positional argument with several values only from adjacent words, and jsonargparse
+    lacks argparse's `parse_intermixed_args`. Words after "--" are positional.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {flag(field): hints[field.name] for field in dataclasses.fields(cls) if "help" in field.metadata}
+    options: list[str] = []
+    places: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            places += words
+            break
+        name, equals, _ = word.partition("=")
+        if name not in fields and not _is_option(word):
+            places.append(word)
+            continue
+        options.append(word)
+        hint = fields.get(name, bool)  # an unknown option is reported by the parser
+        several = typing.get_origin(hint) is tuple
+        while not equals and hint is not bool and words and not _is_option(words[0]):
+            options.append(words.pop(0))
+            if not several:
+                break
+    return [*options, "--", *places] if places else options
+
+
+def _is_option(word: str) -> bool:
+    """Return whether argparse takes `word` for an option; negative numbers and texts with spaces are not."""
+    return word == "--" or re.fullmatch(r"-[^\s\d.]\S*", word) is not None
 
 
 def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
@@ -309,13 +344,15 @@ def field_name(key: str) -> str:
     return f"{key}_" if keyword.iskeyword(key) else key
 
 
-def _readable_error(error: argparse.ArgumentError, name: str, options: type[Any]) -> InputError:
+def _readable_error(
+    error: argparse.ArgumentError, name: str, options: type[Any], argv: list[str]
+) -> InputError:
     """Translate an error of the parser into one line, worded like the other errors."""
     text = str(error)
     fields = {field.name: field for field in dataclasses.fields(options)}
     hints = typing.get_type_hints(options)
     if stray := re.search(r"unrecognized arguments: (.*)", text, re.DOTALL):
-        first = stray.group(1).split()[0]
+        first = next(word for word in stray.group(1).split() if word != "--")
         if first.startswith("-"):
             flags = [flag(field) for field in fields.values() if not field.metadata.get("positional")]
             return unknown("option", first.partition("=")[0], flags)
@@ -328,7 +365,12 @@ def _readable_error(error: argparse.ArgumentError, name: str, options: type[Any]
         )
     if missing := re.search(r'Key "(\w+)" is required|arguments are required: (\S+?),?(\s|$)', text):
         key = missing.group(1) or missing.group(2)
-        return InputError(f"{positional_name(fields[key])} is missing; see polyformer {name} --help")
+        way = "".join(
+            f"; put it before {flag(field)}, which takes all the values after it"
+            for field in fields.values()
+            if typing.get_origin(hints[field.name]) is tuple and flag(field) in argv
+        )
+        return InputError(f"{positional_name(fields[key])} is missing{way}; see polyformer {name} --help")
     key = re.search(r'Parser key "(\w+)"', text)
     value = re.search(r"(?:Got value|Given value): (.*)", text)
     if key and value:
