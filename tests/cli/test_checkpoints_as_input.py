@@ -43,7 +43,7 @@ def test_lines_with_a_tab_are_two_texts(tmp_path: Path, output: Callable[..., st
     one_by_one = [output("classify", tmp_path, text, "--pair", pair) for text, pair in zip(texts, pairs)]
     lines = [f"{text}\t{pair}\n" for text, pair in zip(texts, pairs)]
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
-    assert main(["classify", str(tmp_path), "--device", "cpu"]) == 0
+    assert main(["classify", str(tmp_path), "--lines", "--device", "cpu"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [line.strip() for line in one_by_one]
     assert shown.err == "polyformer: each line contains one tab and is read as a pair of texts\n"

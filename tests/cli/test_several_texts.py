@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyformer.cli.commands.input_lines import LINES, input_lines
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 
 Trained = Callable[[str], Path]
@@ -30,6 +31,78 @@ def test_texts_are_answered_in_order_as_lines_are(
     lines = output(name, run, *words)
     assert output(name, run, *texts, *words) == lines
     assert lines.startswith(output(name, run, texts[0], *words))
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        (["translate", "--num-beams", "1"], ["word 3", "word 4"]),
+        (["classify"], ["good film", "bad film"]),
+        (["tag"], ["Anna sleeps", "in New York"]),
+    ],
+)
+def test_a_file_is_one_text_or_a_text_per_line(
+    command: list[str],
+    lines: list[str],
+    train_tiny: Trained,
+    output: Callable[..., str],
+    complaint: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch,
+):
+    name, *words = command
+    run, file = train_tiny(name), tmp_path / "texts.txt"
+    content = "".join(f"{line}\n" for line in lines)
+    file.write_text(content)
+    whole, each = output(name, run, content.rstrip(), *words), output(name, run, *lines, *words)
+    assert output(name, *words, "--file", file, run) == whole != each
+    assert output(name, run, "--file", file, *words, "--lines") == each
+    monkeypatch.setattr(sys, "stdin", io.StringIO(content))
+    assert output(name, run, "--file", "-", *words) == whole
+    monkeypatch.setattr(sys, "stdin", io.StringIO(content))
+    assert output(name, run, "--file", "-", "--lines", *words) == each
+    error = complaint(name, run, str(file), *words)
+    assert "TEXT: expected a text, got the name of a file" in error
+    assert f"--file {file}" in error
+    assert "--file: not available with texts as arguments" in complaint(name, run, "a", "--file", file)
+    assert "--lines: not available with texts as arguments" in complaint(name, run, "a", "--lines")
+
+
+def test_standard_input_of_several_lines_is_explained(train_tiny: Trained, capsys, monkeypatch):
+    run, note = str(train_tiny("classify")), "polyformer: each line of standard input is a text"
+    for text, words, noted in (
+        ("good film\nbad film\n", [], True),
+        ("good film\nbad film\n", ["--lines"], False),
+        ("good film\n", [], False),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        assert main(["classify", run, "--device", "cpu", *words]) == 0
+        captured = capsys.readouterr()
+        assert len(captured.out.splitlines()) == len(text.splitlines())
+        assert (captured.err.startswith(note), bool(captured.err)) == (noted, noted)
+
+
+def test_a_file_is_continued(
+    train_tiny: Trained, output: Callable[..., str], complaint: Callable[..., str], tmp_path: Path
+):
+    run, words, file = train_tiny("lm"), ["--max-new-tokens", 3], tmp_path / "texts.txt"
+    file.write_text("line 1\na small\n")
+    whole = output("generate", run, "--prompt", "line 1\na small", *words)
+    assert output("generate", run, "--file", file, *words) == whole
+    each = output("generate", run, "--prompt", "line 1", "a small", *words)
+    assert output("generate", run, "--file", file, "--lines", *words) == each
+    assert "--prompt: expected a text, got the name of a file" in complaint("generate", run, "--prompt", file)
+    assert "--file: not available with --prompt" in complaint(
+        "generate", run, "--prompt", "a", "--file", file
+    )
+    assert "--lines: requires --file" in complaint("generate", run, "--lines")
+    assert "--file: " in complaint("generate", run, "--file", tmp_path / "none.txt")
+
+
+def test_an_explored_text_is_no_file(train_tiny: Trained, complaint: Callable[..., str], tmp_path: Path):
+    (tmp_path / "text.txt").write_text("a text")
+    error = complaint("explore", train_tiny("lm"), tmp_path / "text.txt", "--out", tmp_path / "page.html")
+    assert "TEXT: expected a text, got the name of a file" in error
 
 
 def test_prompts_are_continued_in_order(train_tiny: Trained, output: Callable[..., str]):

@@ -1,18 +1,19 @@
 """Choose one of several answers to each question with a trained model.
 
-The questions are arguments, or the lines of standard input. Prints for each question the most probable
-choice, a tab, and its probability (0 to 1). A line contains a question and its choices, separated by tabs;
-with --choices, which then apply to all questions, it contains only the question.
+The questions are arguments, a file (--file), or the lines of standard input. Prints for each question the
+most probable choice, a tab, and its probability (0 to 1). A line contains a question and its choices,
+separated by tabs; with --choices, which then apply to all questions, it contains only the question.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+from polyformer.cli.commands.input_lines import input_lines, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option
 
 EXAMPLES = """examples:
   polyformer choose runs/swag-1 "She opens the oven and" --choices '["takes out a cake.", "dives in."]'
-  polyformer choose runs/swag-1 < questions.tsv
+  polyformer choose runs/swag-1 --lines < questions.tsv
 """
 
 
@@ -26,13 +27,14 @@ class ChooseOptions:
     text: tuple[str, ...] = argument(
         "questions, each in quotes (default: every line of standard input)", (), "QUESTION"
     )
+    file: str | None = text_file("QUESTION")
+    lines: bool = text_lines()
     choices: str | None = option("choices for all questions, a JSON list", metavar="LIST")
     device: Device = device()
 
 
 def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
-    from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data.choices import listed
     from polyformer.training.recipes.run import reader
@@ -41,7 +43,7 @@ def run(options: ChooseOptions) -> None:
     choices = None if options.choices is None else listed(options.choices, "--choices")
     task, model = reader(options.run, MultipleChoice, options.device)
     with model_threads(model):
-        for lines in input_lines(options.text):
+        for lines in input_lines(options.text, options.file, options.lines):
             questions = [_question(line, choices) for line in lines]
             for question, shares in zip(questions, task.choose(model, questions)):
                 best = max(range(len(shares)), key=shares.__getitem__)

@@ -1,18 +1,19 @@
 """Classify texts or images with a trained model.
 
-The inputs are arguments, or the lines of standard input. Prints for each input the most probable label, a
-tab, and its probability (0 to 1). An image is given by its file name and scaled to the model's image size. A
-model of text pairs reads the second text from --pair, or after a tab in each line. A checkpoint does not show
-whether it expects pairs: if every line contains one tab, the lines are read as pairs, and a note on standard
-error says so.
+The inputs are arguments, a file (--file), or the lines of standard input. Prints for each input the most
+probable label, a tab, and its probability (0 to 1). An image is given by its file name and scaled to the
+model's image size. A model of text pairs reads the second text from --pair, or after a tab in each line. A
+checkpoint does not show whether it expects pairs: if every line contains one tab, the lines are read as
+pairs, and a note on standard error says so.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.input_lines import input_lines, split_at_tabs, text_file, text_lines
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   polyformer classify runs/sst2-1 "a gripping, funny film" "two hours too long"
-  polyformer classify runs/sst2-1 < reviews.txt
+  polyformer classify runs/sst2-1 --file review.txt
+  polyformer classify runs/sst2-1 --lines < reviews.txt     # a review on each line
   polyformer classify runs/mnist-1 seven.png nine.jpg
   polyformer classify runs/qnli-1 "Who wrote Faust?" --pair "Goethe finished it in 1831."
 """
@@ -38,13 +40,14 @@ class ClassifyOptions:
     text: tuple[str, ...] = argument(
         "texts, each in quotes, or image files (default: every line of standard input)", (), "TEXT|IMAGE"
     )
+    file: str | None = text_file()
+    lines: bool = text_lines()
     pair: str | None = option("for models of text pairs: the second text of every pair", metavar="TEXT")
     device: Device = device()
 
 
 def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities."""
-    from polyformer.cli.commands.input_lines import input_lines, split_at_tabs
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.reader import Reader
@@ -56,14 +59,14 @@ def run(options: ClassifyOptions) -> None:
         if options.pair is not None:
             raise InputError("--pair: only for models of texts, and this model reads images; leave it out")
         with model_threads(images[1]):
-            for lines in input_lines(options.text):
-                report(classified_images(*images, lines))
+            for files in image_files(options):
+                report(classified_images(*images, files))
         return
     task, model = reader(options.run, Classification, options.device)
-    tabs = isinstance(task, PairClassification) and not options.text and options.pair is None
+    by_line = not options.text and (options.lines or options.file is None) and options.pair is None
+    tabs, unknown = (by_line and isinstance(task, kind) for kind in (PairClassification, Reader))
     with model_threads(model):
-        unknown = isinstance(task, Reader) and not options.text and options.pair is None
-        for lines in input_lines(options.text):
+        for lines in input_lines(options.text, options.file, options.lines):
             if unknown and all(line.count("\t") == 1 for line in lines):
                 print(
                     "polyformer: each line contains one tab and is read as a pair of texts", file=sys.stderr
@@ -83,6 +86,16 @@ def report(results: Iterable[dict[str, float]]) -> None:
     for shares in results:
         label = max(shares, key=lambda name: shares[name])
         print(f"{label}\t{shares[label]:.4f}", flush=True)
+
+
+def image_files(options: ClassifyOptions) -> Iterator[list[str]]:
+    """Return the names of image files: the arguments, --file, or lines."""
+    if options.text:
+        refuse(options, ("file", "lines"), "not available with images as arguments; leave out one of them")
+        return iter([list(options.text)])
+    if options.file is not None and not options.lines:
+        return iter([[options.file]])
+    return input_lines((), options.file, lines=True)
 
 
 def classified_images(task: "ImageClassification", model: Any, files: list[str]) -> list[dict[str, float]]:

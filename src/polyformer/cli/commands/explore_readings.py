@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyformer.cli.commands.input_lines import refuse_file_names
 from polyformer.cli.commands.options import preset_overrides, refuse, set_options
 from polyformer.core.errors import InputError
 
@@ -41,6 +42,8 @@ def open_model(options: Any, name: str) -> Read:
     if loaded.conversion is not None:
         check_images(options)
         return lambda path: reading(loaded.model, image_of(options, loaded, path), loaded.reader, {}, name)
+    if options.text is not None:
+        refuse_file_names("TEXT", (options.text,))
     settings = set_options(options, ("target", "generate", "segment", "cache"))
     return lambda text: reading(loaded.model, required_text(text), loaded.reader, settings, name)
 

@@ -1,6 +1,7 @@
 """Continue texts with a trained language model, and print each text while it is generated.
 
-Several texts are continued independently, in the given order, separated by an empty line.
+The texts are those of --prompt, or of a file (--file). Several texts are continued independently, in the
+given order, separated by an empty line.
 
 The default is greedy decoding. --temperature, --top-k, --top-p and --seed select sampling; --num-beams
 selects beam search, --num-beam-groups diverse beam search; --penalty-alpha selects contrastive search among
@@ -15,11 +16,12 @@ for models that are too large for one device. Only the first process prints, and
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from polyformer.cli.commands.input_lines import input_lines, refuse_file_names, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
@@ -42,7 +44,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
-  polyformer generate model.gguf --prompt "$(cat book.txt)" --cache "snapkv(budget=1024)"
+  polyformer generate model.gguf --file book.txt --cache "snapkv(budget=1024)"
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
   polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
 """
@@ -77,6 +79,8 @@ class GenerateOptions:
         ("",),
         "TEXT",
     )
+    file: str | None = text_file("--prompt")
+    lines: bool = text_lines()
     max_new_tokens: int | None = option(
         "largest number of tokens to generate (default: as in the checkpoint, else 64)", most=NEW_TOKENS
     )
@@ -192,7 +196,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     mixture = mixture_of(options) if retrieval is None else None
     more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile}
     with model_threads(model):
-        for prompt in in_turn(options.prompt):
+        for prompt in in_turn(prompts_of(options)):
             write(task, model, config, prompt, more)
 
 
@@ -239,7 +243,7 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     reader: Any = open_reader(options.run, options.device)
     mixture, stop = mixture_for(options, reader), () if options.stop is None else (options.stop,)
     with model_threads(reader.model):
-        for prompt in in_turn(options.prompt):
+        for prompt in in_turn(prompts_of(options)):
             decode = reader.tokenizer.decode
             show = printer_after(shown_prompt(prompt, decode(reader.encode([prompt])[0])))
             streamer = TextStreamer(decode, stop, show)
@@ -312,7 +316,20 @@ def write(
         print(f"draft: {counts} of the model", file=sys.stderr)
 
 
-def in_turn(prompts: Sequence[str]) -> Iterator[str]:
+def prompts_of(options: GenerateOptions) -> Iterator[str]:
+    """Yield the texts to continue; raise `InputError` for a prompt that is the name of a file."""
+    if options.file is None:
+        refuse(options, ("lines",), "requires --file")
+        refuse_file_names("--prompt", options.prompt)
+        yield from options.prompt
+        return
+    if options.prompt != ("",):
+        raise InputError("--file: not available with --prompt; leave out one of them")
+    for batch in input_lines((), options.file, options.lines):
+        yield from batch
+
+
+def in_turn(prompts: Iterable[str]) -> Iterator[str]:
     """Yield the prompts, and print an empty line between their outputs."""
     for number, prompt in enumerate(prompts):
         if number:

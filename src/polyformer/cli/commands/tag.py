@@ -1,17 +1,19 @@
 """Tag the words of texts with a trained model.
 
-The texts are arguments, or the lines of standard input. Prints one line per word: the word, a tab, its tag;
-and an empty line after each text (the CoNLL format).
+The texts are arguments, a file (--file), or the lines of standard input. Prints one line per word: the word,
+a tab, its tag; and an empty line after each text (the CoNLL format).
 """
 
 import re
 from dataclasses import dataclass
 
+from polyformer.cli.commands.input_lines import input_lines, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device
 
 EXAMPLES = """examples:
   polyformer tag runs/wnut17-1 "Anna flew from Paris to Oslo ."
-  polyformer tag runs/wnut17-1 < sentences.txt > tagged.conll
+  polyformer tag runs/wnut17-1 --file article.txt
+  polyformer tag runs/wnut17-1 --lines < sentences.txt > tagged.conll
 """
 
 WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
@@ -27,19 +29,20 @@ class TagOptions:
     text: tuple[str, ...] = argument(
         "texts to tag, each in quotes (default: every line of standard input)", ()
     )
+    file: str | None = text_file()
+    lines: bool = text_lines()
     device: Device = device()
 
 
 def run(options: TagOptions) -> None:
     """Print words and tags."""
-    from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import reader
     from polyformer.training.tasks import Tagging
 
     task, model = reader(options.run, Tagging, options.device)
     with model_threads(model):
-        for batch in input_lines(options.text):
+        for batch in input_lines(options.text, options.file, options.lines):
             sentences = [WORD.findall(text) for text in batch]
             for words, tags in zip(sentences, task.tag(model, sentences)):
                 print("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags)), flush=True)

@@ -1,20 +1,22 @@
 """Translate or summarize texts with a trained model.
 
-The texts are arguments, or the lines of standard input. A run writes for each text the kind of output that it
-was trained on: a translation, a generated summary, or the sentences that summarize it.
+The texts are arguments, a file (--file), or the lines of standard input. A run writes for each text the kind
+of output that it was trained on: a translation, a generated summary, or the sentences that summarize it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyformer.cli.commands.input_lines import input_lines, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
   polyformer translate runs/multi30k-1 "Two dogs are running through the snow." "A man is reading."
-  polyformer translate runs/multi30k-1 --num-beams 1 < english.txt > german.txt
-  polyformer translate runs/summarize-1 < articles.txt     # an article on each line
+  polyformer translate runs/multi30k-1 --num-beams 1 --lines < english.txt > german.txt
+  polyformer translate runs/summarize-1 --file article.txt
+  polyformer translate runs/summarize-1 --file articles.txt --lines     # an article on each line
   polyformer translate m2m100 --source-language en --target-language de "Two dogs are running."
 """
 
@@ -30,6 +32,8 @@ class TranslateOptions:
     text: tuple[str, ...] = argument(
         "texts to translate, each in quotes (default: every line of standard input)", ()
     )
+    file: str | None = text_file()
+    lines: bool = text_lines()
     num_beams: int | None = option(
         "number of beams; 1 is greedy decoding (default: as in the run's recipe or the checkpoint)"
     )
@@ -44,12 +48,11 @@ class TranslateOptions:
 
 def run(options: TranslateOptions) -> None:
     """Print the translations."""
-    from polyformer.cli.commands.input_lines import input_lines
     from polyformer.core.ops.cpu_threads import model_threads
 
     translate, model = _extractor(options) or _translator(options)
     with model_threads(model):
-        for batch in input_lines(options.text):
+        for batch in input_lines(options.text, options.file, options.lines):
             print("\n".join(translate(batch)), flush=True)
 
 
