@@ -99,7 +99,22 @@ def guess(
         kind = benchmark.task
     _guess_header(path, guessed, options, kind)
     _guess_columns(path, guessed, options, kind)
+    _guess_unanswerable(path, guessed, options)
     _guess_validation(path, guessed, {**usual(guessed.kind), **options})
+    return guessed
+
+
+def guess_reading(path: str, options: dict[str, Any], kind: str, header: list[str] | None = None) -> Guess:
+    """Guess the format and the columns of another source for the task `kind`.
+
+    `options` are the data options that are known; `header` are names for the columns of a table without a
+    heading.
+    """
+    guessed = Guess({"path": path}, kind)
+    if not is_prepared_source(path):
+        _guess_format(path, guessed, options)
+        _guess_header(path, guessed, options, kind, header)
+        _guess_columns(path, guessed, options, kind)
     return guessed
 
 
@@ -187,19 +202,32 @@ _FORMATS: tuple[tuple[str, str, Callable[[Path], bool], str], ...] = (
 """Formats by the ending of a file and a test of its content, with the reason."""
 
 
-def _guess_header(path: str, guessed: Guess, options: dict[str, Any], kind: str | None) -> None:
-    """Guess the columns of a table without a header."""
+def _guess_header(
+    path: str,
+    guessed: Guess,
+    options: dict[str, Any],
+    kind: str | None,
+    usual: list[str] | None = None,
+) -> None:
+    """Guess the columns of a table without a header: the `usual` names, if it has as many columns."""
     file = _sample(path)
     if file is None:
         return
     format = guessed.format(options) or SUFFIXES.get(suffix(file))
+    if format == "conll" and usual is not None and "header" not in options:
+        guessed.data["header"] = usual  # such files have no heading
     if format not in ("csv", "tsv"):
         return
     rows, delimiter = first_records(file, format, ROWS)
     if format == "csv" and delimiter != ",":
         name = "tab" if delimiter == "\t" else repr(delimiter)
         guessed.explain("delimiter", name, "which its first lines have", "--data.format")
-    if "header" in options or len({*map(len, rows)}) != 1 or len(rows) < 2:
+    if "header" in options:
+        return
+    if usual is not None and rows and len(rows[0]) == len(usual) and not is_heading(rows):
+        guessed.data["header"] = usual
+        return
+    if len({*map(len, rows)}) != 1 or len(rows) < 2:
         return  # an error that the reader reports
     _check_title(path, rows)
     if is_heading(rows):
@@ -259,7 +287,12 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         guessed.explain("columns", said, "by their names", "--data.columns")
     if kind is None:
         guessed.explain("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
-    if guessed.kind == "qa" and _lacks_answers(path, format, {**columns, **stated}.get("answers", "answers")):
+
+
+def _guess_unanswerable(path: str, guessed: Guess, options: dict[str, Any]) -> None:
+    columns = {**guessed.data.get("columns", {}), **(options.get("columns") or {})}
+    answers = columns.get("answers", "answers")
+    if guessed.kind == "qa" and _lacks_answers(path, guessed.format(options), answers):
         guessed.task = {**guessed.task, "unanswerable": True}
         guessed.explain("unanswerable", "true", "some questions have no answer", "--task.unanswerable")
 

@@ -9,16 +9,20 @@ the same windows as the store's text. --tune chooses lambda and temperature on a
 the store. A Decision Transformer is also evaluated in its environment: the table compares target and achieved
 returns, which returns.png shows.
 
+--data is read like the data of the run: the same columns, in the format of its own files. --report writes
+report.html, a page about the run with all its evaluations.
+
 With --progress DIR, the same command resumes an interrupted evaluation (but episodes start again). Several
 processes (torchrun --nproc-per-node N -m polyformer evaluate ...) share the data; the results are the same.
 """
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option, refuse
+from polyformer.cli.commands.options import Device, argument, data_settings, device, option, refuse
 from polyformer.cli.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
@@ -26,11 +30,13 @@ from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.training.recipes import Recipe
+    from polyformer.training.recipes.run import Run
     from polyformer.training.tasks.base import Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
   polyformer evaluate runs/sst2 --data reviews.tsv
+  polyformer evaluate runs/sst2 --data new.csv --data.header '[label, text]' --report
   polyformer evaluate model.gguf --data valid.txt --length 2048 --tokens 16384
   polyformer evaluate model.gguf --data valid.txt --length 1024 --cache int8
   polyformer evaluate LLAMA-DIR --datastore stores/wikitext2 --tune valid.txt.gz --data test.txt.gz
@@ -116,7 +122,9 @@ class EvaluateOptions:
         metavar="DIR",
         output="folder",
     )
+    report: bool = option("write report.html, a page about the run with this evaluation", False)
     device: Device = device()
+    changes: dict[str, Any] = data_settings()
 
 
 ACTING = "returns", "episodes", "environment", "max_steps"
@@ -135,8 +143,9 @@ def run(options: EvaluateOptions) -> None:
             if getattr(options, name) is not None and options.frozen is None:
                 raise InputError(f"--progress: not available with --{name}")
     if options.datastore is not None and options.frozen is None:
-        names = ("memory_length", "store_size", "length", "cache")
+        names = ("memory_length", "store_size", "length", "cache", "report")
         refuse(options, names, "not available with --datastore")
+        refuse_settings(options, "not available with --datastore")
         from polyformer.cli.commands.evaluate_datastore import measure
 
         return measure(options)
@@ -149,6 +158,12 @@ def run(options: EvaluateOptions) -> None:
             measure_run(options, shared)
 
 
+def refuse_settings(options: EvaluateOptions, why: str) -> None:
+    """Raise `InputError` if a setting of the data is set."""
+    for name in options.changes:
+        raise InputError(f"--{name}: {why}")
+
+
 def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run; the processes share its held-out data."""
     from polyformer.cli.commands.processes import report, resumable
@@ -159,6 +174,10 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     from polyformer.training.recipes.run import Run
 
     run = Run.open(options.run)
+    if options.report and not run.finished:
+        raise InputError(
+            f"--report: this run has not ended; resume with: polyformer train --resume {run.folder}"
+        )
     kind = run.recipe.task.kind
     if kind != "act":
         why = f"requires a run of the task 'act', and {options.run} has the task {quote(kind)}"
@@ -197,21 +216,38 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         from polyformer.cli.commands.evaluate_acting import try_out
 
         try_out(run, model, options)
+    if options.report:
+        report_on(run, dict(scores))
+
+
+def report_on(run: "Run", scores: dict[str, dict[str, float]]) -> None:
+    """Record the metrics of an evaluation, and write the report of the run."""
+    from polyformer.cli.plots.report import write_report
+
+    run.record(evaluations={**run.facts.get("evaluations", {}), **scores})
+    print(f"Report: {write_report(run)}")
 
 
 def held_out_rows(options: EvaluateOptions, recipe: "Recipe") -> "tuple[dict[str, Any], dict[str, str]]":
     """Return the rows to evaluate on, and with --data their files, by their names."""
     from polyformer.data import DataConfig, load, read
-    from polyformer.training.recipes.recipe import with_data
+    from polyformer.training.recipes.another_source import for_another_source
+    from polyformer.training.recipes.recipe import merged, nested
 
-    needs = recipe.task.needs
-    own = recipe.task.own_data
-    if own is not None and options.data is not None:
-        raise InputError(f"--data: the task {quote(recipe.task.kind)} generates its own data; leave it out")
+    kind, needs, own = recipe.task.kind or "", recipe.task.needs, recipe.task.own_data
+    if own is not None:
+        why = f"the task {quote(kind)} generates its own data; leave it out"
+        refuse(options, ("data",), why)
+        refuse_settings(options, why)
+        return {"validation": own.validation, "test": own.test}, {}
+    changes: dict[str, Any] = {}
+    for name, value in options.changes.items():
+        changes = merged(changes, nested(name.removeprefix("data."), value))
     if options.data is None:
-        splits = own or load(recipe.data, needs)
+        splits = load(DataConfig.from_dict(merged(recipe.data.to_dict(), changes), "data"), needs)
         return {"validation": splits.validation, "test": splits.test}, {}
-    data = DataConfig.from_dict(with_data(recipe.data.to_dict(), options.data), "data")
+    data, notes = for_another_source(recipe.data, options.data, changes, kind)
+    print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
     named = {"validation": data.validation, "test": data.test}
     parts = {split: read(data, needs, path, split) for split, path in named.items() if path}
     parts = parts or {options.data: read(data, needs, data.path, "test")}
@@ -228,8 +264,9 @@ def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
         if options.datastore is None:
             refuse(options, CHECKPOINT, "only for a checkpoint or with --datastore; leave it out")
         return False
-    names = ("frozen", "memory_length", "store_size", *ACTING)
+    names = ("frozen", "memory_length", "store_size", "report", *ACTING)
     refuse(options, names, "not available for a checkpoint; leave it out")
+    refuse_settings(options, "not available for a checkpoint; leave it out")
     from polyformer.cli.commands import evaluate_datastore
 
     evaluate_datastore.measure_checkpoint(options, shared)

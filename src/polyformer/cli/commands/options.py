@@ -24,7 +24,7 @@ from polyformer.core.limits import SIZE
 from polyformer.core.parsing import parse_yaml
 from polyformer.core.ranges import check_range, ranges
 
-DOTTED, BARE, MODEL = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+"
+DOTTED, BARE, MODEL, DATA = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+", r"--data(\.[\w-]+)+"
 """Patterns of setting names: a recipe's settings contain a dot, a bench's need not."""
 
 METAVARS = {int: "N", float: "X"}
@@ -81,6 +81,12 @@ def model_settings() -> Any:
     """Declare a field that collects --model.NAME VALUE, for a command that builds a preset."""
     text = "--model.NAME VALUE  sets any option, for example --model.attention linformer"
     return settings(MODEL, "preset settings", text)
+
+
+def data_settings() -> Any:
+    """Declare a field that collects --data.NAME VALUE, for a command that reads data like a run."""
+    text = "--data.NAME VALUE  changes how the data are read, for example --data.header '[text, label]'"
+    return settings(DATA, "data settings", text)
 
 
 def preset_overrides(name: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class Run:
             write_json(self.folder / CONFIG, model.config.to_dict())
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
         atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: marks a run
+        for part in ("recipe", "task"):  # a resumed run has read them already, and they may have changed
+            vars(self).pop(part, None)
 
     def record(self, **facts: Any) -> None:
         """Add entries to run.json."""

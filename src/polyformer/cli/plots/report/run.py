@@ -44,7 +44,13 @@ def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] 
     samples = draw_samples(run, model)
     shown = samples[0][1] if samples else first_text(run)
     maps = attention_maps(model, run.tokenizer, shown) if shown else None
-    sections = [summary(run, model), comparison(run), curves(run), mistakes(run, model)]
+    sections = [
+        summary(run, model),
+        comparison(run),
+        evaluations(run),
+        curves(run),
+        mistakes(run, model),
+    ]
     if samples:
         text = "What the model writes by itself, from cautious to bold. Blue is the prompt."
         blocks = [
@@ -135,6 +141,20 @@ def comparison(run: Run) -> str:
         parts.insert(0, figure(bar_chart(label, bars, number), f"{name.replace('_', ' ')}; less is better"))
     text = "On the same held-out text, which none of them has read, in the same tokens."
     return section("Beside baselines", text, *parts)
+
+
+def evaluations(run: Run) -> str:
+    """Return the metrics of `polyformer evaluate` after training, by the name of the data."""
+    rows = run.facts.get("evaluations", {})
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for metrics in rows.values() for name in metrics))
+    cells = {
+        title: [number(metrics[name]) if name in metrics else "" for name in names]
+        for title, metrics in rows.items()
+    }
+    text = "Metrics of the trained model on these data, by polyformer evaluate."
+    return section("Evaluations", text, table("", [name.replace("_", " ") for name in names], cells))
 
 
 def curves(run: Run) -> str:
