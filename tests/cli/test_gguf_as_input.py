@@ -16,6 +16,7 @@ import checkpoints  # noqa: E402
 
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
+from polyformer.cli.main import main  # noqa: E402
 from polyformer.core.int8_cache import Int8Cache  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer  # noqa: E402
 
@@ -99,9 +100,48 @@ def test_evaluate_through_a_cache(
 
 def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):
     output_of = polyformer.from_pretrained(path)
-    from polyformer.cli.main import main
-
     assert main(["convert", str(path), str(tmp_path / "out"), "--format", "hub"]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.tensor([load_tokenizer(tmp_path / "out").encode("Anna and Tom")])
     torch.testing.assert_close(output_of(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+COMMANDS = {
+    "audit": ["--checks", "batch size"],
+    "show": [],
+    "embed": ["TEXT", "--pooling", "mean", "--out", "OUT.parquet"],
+    "probe": ["--lengths", "450", "--samples", "1", "--tasks", "niah_single_1", "--max-new-tokens", "1"],
+    "explore": ["Anna flew", "--out", "OUT.html"],
+    "ablate": ["--text", "TEXT", "--length", "16", "--texts", "1", "--by", "zero"],
+    "spectrum": ["--data", "TEXT", "--length", "16", "--texts", "1", "--out", "OUT.csv"],
+    "prompt": ["QUESTIONS", "--out", "OUT.jsonl"],
+    "generate": ["--max-new-tokens", "1"],
+    "evaluate": ["--data", "TEXT", "--length", "8", "--tokens", "32"],
+    "datastore": ["TEXT", "--out", "OUT"],
+}
+"""Commands that take a model, with their other arguments."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=pytest.mark.nightly) if name == "show" else name for name in COMMANDS],
+)
+def test_every_command_takes_a_file_its_folder_and_a_folder_of_the_hub(
+    command: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "text.txt").write_text(TEXT * 4)
+    (tmp_path / "questions.jsonl").write_text(
+        '{"input": "Anna", "target": "Tom", "choices": ["Tom", "Oslo"]}\n'
+    )
+    alone, hub = tmp_path / "alone", tmp_path / "hub"
+    alone.mkdir()
+    (alone / path.name).write_bytes(path.read_bytes())
+    polyformer.from_pretrained(path).save_pretrained(hub, format="hub")
+    load_tokenizer(path).save(hub)
+    for number, source in enumerate((path, alone, hub)):
+        names = {"TEXT": tmp_path / "text.txt", "QUESTIONS": tmp_path / "questions.jsonl"}
+        words = [
+            str(names.get(word, word.replace("OUT", f"{tmp_path}/{number}"))) for word in COMMANDS[command]
+        ]
+        action = ["build"] if command == "datastore" else []
+        assert main([command, *action, str(source), *words]) in (0, 1), (source, capsys.readouterr().err)

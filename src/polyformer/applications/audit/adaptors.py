@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from polyformer.applications.audit.subject import Sample, Subject, expanded, module_subject
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
+from polyformer.core.gguf import gguf_file
 from polyformer.core.paths import checked_path
 from polyformer.core.sequence.context import positions_from_mask
 from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained
 from polyformer.models.architectures.pretrained import CONFIG
-from polyformer.training.recipes.run import Run, is_checkpoint
+from polyformer.training.recipes.run import is_checkpoint, open_model
 
 SOURCE, FIRST = 7, 3
 """Tokens of the source of an encoder-decoder, and the first id that is drawn: special ids come before."""
@@ -35,12 +36,13 @@ KINDS = {
 
 
 def load_model(name: str, device: torch.device) -> nn.Module:
-    """Return the model of a run, a folder or a name on the hub; raise `InputError` for others."""
+    """Return the model of a run, a folder, a GGUF file or a name on the hub; raise `InputError` for others.
+
+    transformers loads the folders that it has saved, and names on the hub.
+    """
     folder = checked_path(name)
-    if folder.is_dir() and not is_checkpoint(folder):
-        return Run.open(folder).model(str(device))
-    if folder.is_dir() and "model_type" not in read_json(folder / CONFIG, dict):
-        return load_pretrained(folder).to(device)
+    if folder.exists() and not _is_saved_by_transformers(folder):
+        return open_model(folder, str(device))
     config = load_by_transformers("AutoConfig", name)
     saved = (getattr(config, "architectures", None) or [""])[0]
     for ending, kind in KINDS.items():
@@ -50,6 +52,11 @@ def load_model(name: str, device: torch.device) -> nn.Module:
             except InputError:
                 break  # such as speech to text, which has another kind
     return load_by_transformers("AutoModel", name).to(device).eval()
+
+
+def _is_saved_by_transformers(folder: Path) -> bool:
+    own = not is_checkpoint(folder) or gguf_file(folder) is not None
+    return not own and "model_type" in read_json(folder / CONFIG, dict)
 
 
 def subjects(model: nn.Module, call: Callable[..., Any] | None = None, **options: Any) -> list[Subject]:

@@ -17,18 +17,17 @@ from torch import Tensor
 from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
+from polyformer.core.gguf import gguf_file
 from polyformer.core.ops.pooling import pool
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG
-from polyformer.models.architectures.training_record import RECIPE
-from polyformer.models.checkpoints import from_pretrained
 from polyformer.models.checkpoints.load import WRAPPED
 from polyformer.models.checkpoints.sentence import TextReading, embedding_head, text_reading
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 from polyformer.training.recipes.reader import LABELLED, MARKS, collation, set_special_tokens
-from polyformer.training.recipes.run import Run
+from polyformer.training.recipes.run import is_checkpoint, open_model
 from polyformer.training.tasks.text import batched
 
 
@@ -139,14 +138,14 @@ def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Tran
     """
     if not folder.exists():
         raise InputError(f"{folder}: no such directory; expected a run, or the folder of a checkpoint")
-    if (folder / RECIPE).is_file():
-        model: Any = Run.open(folder).model(device.type).to(device)
-    else:
-        own = folder.is_dir() and read_json(folder / CONFIG, dict).get("model_type", WRAPPED) == WRAPPED
-        saved = None if own or head is not None or folder.is_file() else embedding_head(folder)
-        if not own and head is None and saved is None:
+    saved = None
+    if head is None and is_checkpoint(folder):
+        described = {} if gguf_file(folder) is not None else read_json(folder / CONFIG, dict)
+        if described.get("model_type", WRAPPED) != WRAPPED:
+            saved = embedding_head(folder)
+        if saved is None and (not described or described.get("model_type", WRAPPED) != WRAPPED):
             raise _missing_pooling(folder)
-        model = from_pretrained(folder, saved).to(device)
+    model = open_model(folder, device.type, saved).to(device)
     if not isinstance(model.config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
     if head is None and not isinstance(model.config.head, EmbedConfig):

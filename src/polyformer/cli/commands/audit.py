@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   polyformer audit runs/demo-1
+  polyformer audit model.gguf
   polyformer audit gpt2 --json audit.json --page audit.html
   polyformer audit checkpoint/ --checks "left padding,chunks,beams" --length 600
   polyformer audit checkpoint/ --accept accepted.yaml      # lines of CHECK: REASON
@@ -31,7 +32,8 @@ class AuditOptions:
     """Options of `polyformer audit`."""
 
     model: str = argument(
-        "folder of a trained run or of a checkpoint, or the name of a model of transformers on the hub",
+        "folder of a trained run or of a checkpoint, a GGUF file, or the name of a model of transformers on "
+        "the hub",
         metavar="MODEL",
     )
     checks: str | None = option(

@@ -75,7 +75,7 @@ def run(options: CalibrateOptions) -> None:
     if options.thresholds is not None:
         asked = replace(asked, thresholds=parse_numbers("--thresholds", options.thresholds))
     check_texts(options.texts, asked)
-    if not Path(options.model).is_dir():
+    if not Path(options.model).exists():
         raise InputError(f"{options.model}: no such directory; expected a run or a checkpoint with exits")
     source = load(options.model, held_out(options), options.device)
     exits_of(source.model)

@@ -38,9 +38,8 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     from polyformer.data import DataConfig
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.training_record import RECIPE
-    from polyformer.models.checkpoints import from_pretrained
     from polyformer.training.recipes.recipe import with_data
-    from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
+    from polyformer.training.recipes.run import Run, choose_device, is_checkpoint, open_model
 
     folder, columns = Path(name), ("text",)
     data = DataConfig()
@@ -52,7 +51,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
             raise InputError(f"{folder}: the task {quote(run.recipe.task.kind)} of this run reads no text")
         model, tokenizer, data = run.model(device), run.tokenizer, run.recipe.data
     elif is_checkpoint(folder):
-        model = from_pretrained(folder).to(choose_device(device))
+        model = open_model(folder, device)
         tokenizer = load_tokenizer(folder)
     else:
         model, tokenizer = random_preset(name, overrides or {})

@@ -6,8 +6,8 @@ from typing import Any
 from polyformer.data import DataConfig
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.architectures.training_record import RECIPE
-from polyformer.models.checkpoints import config_of, from_pretrained
-from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
+from polyformer.models.checkpoints import config_of
+from polyformer.training.recipes.run import Run, is_checkpoint, open_model
 from polyformer.training.tasks import ImageClassification, ImageClassificationConfig
 
 
@@ -22,7 +22,7 @@ def image_classifier(folder: str | Path, device: str = "auto") -> tuple[ImageCla
     config: Any = config_of(folder) if is_checkpoint(folder) else None
     if not isinstance(config, VisionConfig):
         return None
-    return task_of(config), from_pretrained(folder).to(choose_device(device))
+    return task_of(config), open_model(folder, device)
 
 
 def task_of(config: VisionConfig) -> ImageClassification:

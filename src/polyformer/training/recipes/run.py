@@ -30,6 +30,7 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
 from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.models.architectures.training_record import RECIPE, RECORD
+from polyformer.models.checkpoints import from_pretrained
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import choose_device, versions
 from polyformer.training.recipes.recipe import Recipe
@@ -183,6 +184,16 @@ def is_checkpoint(path: str | Path) -> bool:
     """Return whether `path` is a GGUF file, or a folder that is not a run."""
     folder = checked_path(path)
     return gguf_file(folder) is not None or (folder.is_dir() and not (folder / RECIPE).is_file())
+
+
+def open_model(path: str | Path, device: str = "auto", head: Any = None) -> Any:
+    """Return the model in `path`: a run, the folder of a checkpoint, a GGUF file or the folder of one.
+
+    head: another head for a checkpoint, see `from_pretrained`. Raises `InputError` if there is no model.
+    """
+    if is_checkpoint(path):
+        return from_pretrained(path, head).to(choose_device(device))
+    return Run.open(path).model(device)
 
 
 def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
