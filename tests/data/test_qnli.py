@@ -79,8 +79,6 @@ def test_whole_articles_are_held_out(tmp_path: Path):
     assert [len(split) for split in questions] == [6, 1, 3]
     assert len(set.union(*questions)) == 10
     assert [*splits.train[0]] == [*NEEDS]
-    with pytest.raises(InputError, match="together: rows of one group"):
-        DataConfig(path=path, together="article", streaming=True)
     with pytest.raises(InputError, match="no column 'chapter'"):
         load(DataConfig(path=path, format="qnli", columns=COLUMNS, together="chapter"), NEEDS)
     with pytest.raises(InputError, match="too short to hold so much of it out"):

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
+
+from polyformer.data.normalization import normalized
 
 Row = dict[str, Any]
 
@@ -12,8 +15,8 @@ def split_rows(
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows to keep and the held-out rows, at least one; of a few texts, the ends are held out.
 
-    together: a column; all rows with the same value are kept or held out together if there are several
-    values.
+    together: a column; all rows with the same value, without case, spaces and punctuation, are kept or held
+    out together if there are several values.
     """
     if together is not None:
         return _split_groups(rows, fraction, together)
@@ -29,6 +32,20 @@ def select_rows(rows: Iterable[Row], fraction: float, held: bool) -> Iterator[Ro
     for row in rows:
         size = len(row["text"]) if row.keys() == {"text"} else 1
         if due.holds(size) == held:
+            yield row
+
+
+def select_groups(rows: Iterable[Row], fraction: float, held: bool, column: str) -> Iterator[Row]:
+    """Yield the held-out rows (`held`) or the others, all rows of a value of `column` on one side.
+
+    The side depends on the digest of the value, which needs no memory; about `fraction` of the values are
+    held out.
+    """
+    for row in rows:
+        value = normalized(row[column])
+        content = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+        number = int.from_bytes(blake2b(content, digest_size=8).digest())
+        if (number < fraction * 2**64) == held:
             yield row
 
 
@@ -50,7 +67,7 @@ class EvenSelection:
 def _split_groups(rows: list[Row], fraction: float, column: str) -> tuple[list[Row], list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row[column], []).append(row)
+        groups.setdefault(normalized(row[column]), []).append(row)
     due = EvenSelection(fraction)
     chosen = [due.holds(len(group)) for group in groups.values()]
     if not any(chosen):

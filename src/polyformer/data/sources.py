@@ -17,7 +17,7 @@ from polyformer.core.ranges import Wording
 from polyformer.data.choices import CHOICES, with_choices
 from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats import Format, Row
-from polyformer.data.held_out import select_rows, split_rows
+from polyformer.data.held_out import select_groups, select_rows, split_rows
 from polyformer.data.image_decoding import Mode, decoded_rows
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
@@ -69,15 +69,12 @@ class DataConfig(Config):
     streaming: bool = False  # read during training, for data larger than memory
     validation_fraction: HeldOutShare = 0.05  # held out, evenly spaced
     test_fraction: HeldOutShare = 0.0  # held out first; not with streaming or a test source
-    together: str | None = None  # column of groups that stay together, for example "article" in SQuAD
+    # Column of groups that stay together, for example "article" in SQuAD, or "source" of pairs.
+    together: str | None = None
 
     def __post_init__(self) -> None:
         if self.test_fraction and (self.test or self.streaming):
             raise InputError("test_fraction: rows are held out in memory, and where no test source is named")
-        if self.together is not None and self.streaming:
-            raise InputError(
-                "together: rows of one group are brought together in memory, not while streaming"
-            )
 
 
 class Splits(NamedTuple):
@@ -97,7 +94,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     text is a `PreparedText`, with rows that also contain their tokens.
 
     In memory, splits are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`. Both have the same
-    rows, except for the held-out part of a few texts that would give fewer than two for validation. Labels
+    rows, except for the held-out part of groups (`together`), and of a few texts that would give fewer than
+    two for validation. Labels
     are as in the file without white space around them: texts from CSV and TSV, names if a saved data set has
     names. An empty label is refused.
     """
@@ -211,8 +209,14 @@ def _streamed(
 def _stream(
     config: DataConfig, needs: tuple[str, ...], path: str | None, split: str, fraction: float, held: bool
 ) -> Iterator[Row]:
-    rows = _rows(config, needs, path, split)
-    yield from select_rows(rows, fraction, held) if fraction else rows
+    together = config.together if fraction else None
+    if together is None:
+        rows = _rows(config, needs, path, split)
+        yield from select_rows(rows, fraction, held) if fraction else rows
+        return
+    grouped = _rows(config, tuple(dict.fromkeys((*needs, together))), path, split)
+    for row in select_groups(grouped, fraction, held, together):
+        yield {name: row[name] for name in needs}
 
 
 def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:

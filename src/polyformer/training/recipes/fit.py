@@ -12,6 +12,7 @@ from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
+from polyformer.data.duplicates import overlaps
 from polyformer.data.fingerprint import Fingerprint, fingerprint
 from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
 from polyformer.models.architectures.pretrained import WEIGHTS, read_generation, save_config_files
@@ -27,6 +28,8 @@ from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
 from polyformer.training.tasks import Task, TaskWithData, Workers
 from polyformer.training.tasks.base import SINGLE_PROCESS
+
+REPEATED = "repeated"  # in run.json: held-out rows that repeat training rows, by split
 
 Scores = dict[str, dict[str, float]]
 
@@ -111,7 +114,8 @@ def _fit(
     # All errors in the input must be raised before this point, which writes the first file.
     if is_main():
         facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
-        run.begin(recipe, tokenizer, model, **facts)
+        repeated = run.facts.get(REPEATED, {}) if own or resume else _repeated(recipe, splits)
+        run.begin(recipe, tokenizer, model, **facts, **{REPEATED: repeated})
     auxiliary = task.auxiliary_models(joined)
     models = {run.folder: model, **{run.folder / name: helper for name, helper in auxiliary.items()}}
     result = training.run({folder / WEIGHTS: trained for folder, trained in models.items()})
@@ -129,6 +133,13 @@ def _fit(
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
+
+
+def _repeated(recipe: Recipe, splits: Splits) -> dict[str, Any]:
+    """Print how many held-out rows repeat training rows, and return the counts by split."""
+    counts, notes = overlaps(recipe.data, splits, recipe.task.needs)
+    print("".join(f"{note}\n" for note in notes), end="")
+    return counts
 
 
 def own_data(recipe: Recipe) -> Splits | None:
