@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from polyformer.cli.commands import COMMANDS, is_installed, load_command
+from polyformer.cli.own_output import own_output
 from polyformer.core.errors import InputError, quote, unknown
 
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
@@ -62,11 +63,12 @@ def _dispatch(words: list[str]) -> int:
     os.environ.setdefault(HUGE_PAGES, "1")  # must be set before torch's first tensor
     from polyformer.cli.commands.options import parse, redirected_messages
 
-    command = load_command(name)
     try:
-        options = parse(name, command, rest)
-        with redirected_messages(options):
-            command.run(options)
+        with own_output():
+            command = load_command(name)
+            options = parse(name, command, rest)
+            with redirected_messages(options):
+                command.run(options)
     except SystemExit as stop:  # --help, and interrupted trainings
         return stop.code if isinstance(stop.code, int) else 0
     return 0

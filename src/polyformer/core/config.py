@@ -257,6 +257,8 @@ def decode(hint: Any, value: Any, where: str) -> Any:
             raise unknown(where, value, map(str, arguments))
         return value
     if origin is tuple:
+        if {*arguments} == {int} and isinstance(value, int) and not isinstance(value, bool):
+            value = [value] * len(arguments)  # one size for all sides
         if not isinstance(value, list | tuple):
             raise InputError(f"{where}: expected a list, got {quote(value)}")
         if len(arguments) == 2 and arguments[1] is Ellipsis:

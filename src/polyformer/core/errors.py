@@ -21,6 +21,10 @@ class InputError(ValueError):
         super().__init__(shortened(str(message), MESSAGE))
 
 
+class Caution(UserWarning):
+    """A warning of this library about the caller's models or files; commands print it in one line."""
+
+
 class _Quoting(reprlib.Repr):
     """The standard library's short `repr`, also for long bytes and integers; mappings keep their order."""
 

@@ -21,7 +21,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import Caution, InputError, quote
 from polyformer.core.names import unknown_name
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ def load_installed() -> None:
                 warnings.warn(
                     f"the members of the installed package {package} are left out: importing {point.value} "
                     f"failed with {type(error).__name__}: {error}",
+                    category=Caution,
                     stacklevel=2,
                 )
 

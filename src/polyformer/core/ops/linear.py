@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.core.errors import Caution
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.precision import autocast_disabled, without_autocast
@@ -178,6 +179,7 @@ class Linear(nn.Linear):
             warnings.warn(
                 "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
                 "quantise polyformer.nn.as_torch(model)",
+                category=Caution,
                 stacklevel=2,
             )
         super().__setattr__(name, value)  # type: ignore[arg-type]

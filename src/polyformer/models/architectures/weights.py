@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import Caution, InputError, unknown
 from polyformer.core.ops.int4_layers import Int4Linear
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
 from polyformer.core.ops.linear import Linear, WideLinear
@@ -69,6 +69,7 @@ def with_weights(model: M, weights: str) -> M:
     if weights == "bfloat16" and not computes_bfloat16():
         warnings.warn(
             "this CPU has no bfloat16 instructions, so bfloat16 weights are slow; int8 is faster",
+            category=Caution,
             stacklevel=2,
         )
     return model.to(getattr(torch, weights)).eval()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.core.argument_types import names_wrong_types
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import Caution, InputError, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.hub_names import check_no_revision, fetched
@@ -153,7 +153,11 @@ def _errors_name(path: Path) -> Iterator[None]:
 
 def _warn(new: tuple[str, ...], stacklevel: int = 3) -> None:
     if new:
-        warnings.warn(f"not in the checkpoint, newly initialized: {', '.join(new)}", stacklevel=stacklevel)
+        warnings.warn(
+            f"not in the checkpoint, newly initialized: {', '.join(new)}",
+            category=Caution,
+            stacklevel=stacklevel,
+        )
 
 
 def _load_own(folder: Path, saved: Tree) -> Transformer:

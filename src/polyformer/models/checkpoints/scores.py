@@ -8,7 +8,7 @@ from torch import nn
 
 from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import Caution, InputError, quote
 from polyformer.core.ops.norms import CenteredRMSNorm
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints.transfer import Report
@@ -29,7 +29,9 @@ def with_score_options(mechanism: MechanismConfig, old: MechanismConfig) -> Mech
         if old.soft_cap is not None:
             kind, cap = quote(mechanism.kind), old.soft_cap
             warnings.warn(
-                f"attention: {kind} has no soft cap, so the model loses its soft_cap={cap}", stacklevel=4
+                f"attention: {kind} has no soft cap, so the model loses its soft_cap={cap}",
+                category=Caution,
+                stacklevel=4,
             )
         return mechanism
     missing = [name for name in ("scale", "soft_cap", "sink") if not getattr(mechanism, name)]
