@@ -9,6 +9,7 @@ import pytest
 from polyformer.attention.patterns import Pattern, Window
 from polyformer.core.config import Config, option_names
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Outer(Config):
     other: Inner | None = None
     mode: Literal["fast", "slow"] = "fast"
     pair: tuple[int, float] = (1, 2.0)
+    sides: tuple[int, int] = (3, 4)
+    box: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     many: tuple[int, ...] = ()
     table: dict[str, float] = dataclasses.field(default_factory=dict)
     place: Path | str | None = None
@@ -148,6 +151,22 @@ def test_numbers_as_yaml_writes_them(text: str):
     rate = Outer.from_yaml("inner: {rate: 3}").inner.rate
     assert rate == 3.0
     assert isinstance(rate, float)
+
+
+def test_a_number_is_the_size_of_all_sides():
+    config = Outer.from_dict({"sides": 7, "box": 2})
+    assert (config.sides, config.box) == ((7, 7), (2, 2, 2))
+    assert config == Outer.from_dict({"sides": [7, 7], "box": [2, 2, 2]})
+    for data, message in (
+        ({"sides": True}, "expected a list, got True"),
+        ({"sides": 1.5}, "a list, got 1.5"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Outer.from_dict(data)
+    with pytest.raises(InputError, match="many: expected a list, got 3"):
+        Outer.from_dict({"many": 3})
+    with pytest.raises(InputError, match=r"box\[0\]: expected 1 or more"):
+        Outer.from_dict({"box": 0})
 
 
 def test_a_bare_name_is_set_wherever_it_occurs():

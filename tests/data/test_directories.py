@@ -9,8 +9,19 @@ from polyformer.data.columns import content_roles
 from polyformer.data.directories import choose_files
 from polyformer.data.folder_sources import folder_rows
 from polyformer.data.guess import guess
+from polyformer.data.origins import open_source, source_files
 
-STRAY = ("README", "README.txt", "LICENSE.txt", "SHA256SUMS", "data.md5", ".DS_Store", "Thumbs.db")
+STRAY = (
+    "README",
+    "README.txt",
+    "LICENSE.txt",
+    "_about.txt",
+    "terms.txt",
+    "SHA256SUMS",
+    "data.md5",
+    ".DS_Store",
+    "Thumbs.db",
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,32 @@ def test_files_that_come_along_with_data_are_left_out(
     assert {*STRAY} - {".DS_Store"} <= {*chosen.left_out}
     assert not {*sources.values()} & {*chosen.left_out}
     assert not [name for name in chosen.left_out if "labels" in name], "read with the images"
+
+
+def test_notices_are_no_part_of_a_table(tmp_path: Path):
+    (tmp_path / "vie.txt").write_text("".join(f"I have {i}.\tTôi có {i}.\n" for i in range(50)))
+    (tmp_path / "where from.txt").write_text("Sentences of a collection.\nCC BY 2.0\n")
+    guessed = guess(str(tmp_path), {})
+    assert (guessed.data["path"], guessed.kind) == (str(tmp_path / "vie.txt"), "translate")
+    assert "left out: where from.txt (--data FILE trains on another file)" in guessed.said
+    (tmp_path / "more.txt").write_text("Run!\tChạy!\n" * 5)
+    with pytest.raises(InputError, match=r"from\.txt has no columns, unlike more\.txt; move it"):
+        choose_files(tmp_path)
+
+
+def test_a_pattern_leaves_out_what_is_left_out(tmp_path: Path):
+    for name in ("a.txt", "b.txt", "README.txt", "_about.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    pattern = guess(str(tmp_path), {}).data["path"]
+    assert [row["text"].strip() for row in open_source(pattern, "train")] == ["a.txt", "b.txt"]
+    assert [path.name for path in source_files(pattern)] == ["a.txt", "b.txt"]
+    assert [row["text"] for row in open_source(f"{tmp_path}/README.t*", "train")] == ["README.txt\n"]
+
+
+def test_a_small_table_is_a_text_among_texts(tmp_path: Path):
+    (tmp_path / "chapter.txt").write_text("It was a dark and stormy night.\n" * 50)
+    (tmp_path / "contents.txt").write_text("Chapter\t1\n")
+    assert choose_files(tmp_path).sources == {"path": f"{tmp_path}/*.txt"}
 
 
 def test_what_is_left_out_is_said(tmp_path: Path):

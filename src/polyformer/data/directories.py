@@ -5,8 +5,8 @@
     train.en.gz  train.vi.gz  valid.en.gz  valid.vi.gz   parallel text
     part-0.jsonl  part-1.jsonl  checksums.txt            one source
 
-Files without data are left out: files with usual names of documentation (README, LICENSE, ...) and files of
-unknown formats. IDX files of labels are read with the images.
+Files without data are left out: files with usual names of documentation (README, LICENSE, ...), files of
+unknown formats, and texts next to a larger text with columns. IDX files of labels are read with the images.
 """
 
 import re
@@ -19,6 +19,7 @@ from polyformer.data.compressed_files import plain_name
 from polyformer.data.folder_sources import has_images, is_stray, label_folders
 from polyformer.data.formats import SUFFIXES
 from polyformer.data.origins import SPLITS
+from polyformer.data.tables import has_tabs
 
 
 @dataclass
@@ -47,6 +48,7 @@ def choose_files(folder: Path) -> DirectorySources:
     # Parallel files end in the names of their languages, which are no formats.
     if known and not _are_parallel(files):
         files = known
+    files = _without_notices(files)
     named = {split: _of_split(files, names) for split, names in SPLITS.items()}
     if named["train"]:
         roles = {"path": "train", "validation": "validation", "test": "test"}
@@ -57,12 +59,32 @@ def choose_files(folder: Path) -> DirectorySources:
     if _are_parallel(files) or (len(files) == 1 and known):
         return DirectorySources({"path": _one_source(files)}, "all that are there", left_out)
     if known and len({_kind(path) for path in files}) == 1 and len({_ending(path) for path in files}) == 1:
+        _check_pattern(folder, every, files)
         return DirectorySources({"path": f"{folder}/*{_ending(files[0])}"}, "all that are there", left_out)
     names = ", ".join(path.name for path in sorted(folder.iterdir())[:6]) or "nothing"
     raise InputError(
         f"--data {folder}: cannot tell what to train on in this directory, which has {names}; name a "
         "file, a pattern such as 'DIR/*.txt', or two parallel files as 'DIR/train.{en,vi}'"
     )
+
+
+def _check_pattern(folder: Path, every: list[Path], files: list[Path]) -> None:
+    """Raise `InputError` if a pattern for `files` would match another file, which is no data."""
+    alike = (path for path in every if _ending(path) == _ending(files[0]) and not is_stray(path))
+    for path in alike:
+        if path not in files:
+            raise InputError(
+                f"--data {folder}: {path.name} has no columns, unlike {files[0].name}; move it elsewhere, or "
+                "name the files with data by a pattern"
+            )
+
+
+def _without_notices(files: list[Path]) -> list[Path]:
+    """Return the files without plain texts if the largest .txt is a table: its notices have no columns."""
+    texts = [path for path in files if suffix(path) == ".txt"]
+    if len(texts) < 2 or not has_tabs(max(texts, key=lambda path: path.stat().st_size)):
+        return files
+    return [path for path in files if path not in texts or has_tabs(path)]
 
 
 def suffix(path: Path | str) -> str:

@@ -22,8 +22,9 @@ Row = dict[str, Any]
 
 
 STRAY = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|authors|changelog|(md5|sha\d+)(sums?)?|checksums?|manifest)"
-    r"([-_.].*)?|thumbs\.db|desktop\.ini|.*\.(md5|sha\d+|md|rst|bib|html?|pdf)",
+    r"_*(readme|licen[cs]e|copying|notice|citation|authors|changelog|(md5|sha\d+)(sums?)?|checksums?|manifest)"
+    r"([-_.].*)?|_*(about|terms|copyright|credits|disclaimer|contributors)(\.\w+)?"
+    r"|thumbs\.db|desktop\.ini|.*\.(md5|sha\d+|md|rst|bib|html?|pdf)",
     re.IGNORECASE,
 )
 """Names of files that accompany data but contain none."""

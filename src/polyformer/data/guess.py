@@ -40,7 +40,7 @@ from polyformer.data.origins import (
 )
 from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.saved_data import is_saved
-from polyformer.data.tables import first_records, has_quotes
+from polyformer.data.tables import first_records, has_quotes, has_tabs
 
 ROWS = 500
 """The most rows that are read."""
@@ -162,13 +162,6 @@ def _guess_format(path: str, guessed: Guess, options: dict[str, Any]) -> None:
             return
 
 
-def _has_tabs(file: Path) -> bool:
-    """Return whether all lines have the same number of tabs, at least one."""
-    with opened(file) as text:
-        counts = {line.count("\t") for line in itertools.islice(lines_of(text, file), ROWS) if line.strip()}
-    return len(counts) == 1 and min(counts) > 0
-
-
 def begins_as_squad(file: Path) -> bool:
     """Return whether a JSON file is in SQuAD's format, judged by its beginning."""
     with opened(file) as text:
@@ -193,7 +186,7 @@ def _has_records(file: Path, size: int) -> bool:
 _FORMATS: tuple[tuple[str, str, Callable[[Path], bool], str], ...] = (
     ("csv", ".tsv", has_quotes, "its fields are quoted as in CSV"),
     ("csv", ".txt", has_quotes, "it has tabs, and its fields are quoted as in CSV"),
-    ("tsv", ".txt", _has_tabs, "its lines have tabs"),
+    ("tsv", ".txt", has_tabs, "its lines have tabs"),
     ("conllu", ".conll", _is_conllu, "its words have ten fields"),
     ("squad", ".json", begins_as_squad, "it has paragraphs and qas"),
     ("cifar10", ".bin", partial(_has_records, size=3073), "by its size"),

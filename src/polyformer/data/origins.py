@@ -2,7 +2,8 @@
 
     None                     the default text (chapters of Python's language reference)
     "python:library"         the sources of Python's standard library
-    "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names
+    "notes.txt", "a/*.csv"   a file, or every file that the pattern matches, in the order of their names,
+                             without READMEs and the like
     "train.{en,de}.gz"       two parallel files with matching lines: the source, then the target
     "saved/"                 a directory written by `save_to_disk` of `datasets`
     "pets/"                  a directory with a folder per label: texts or images (`data.folder_sources`)
@@ -23,7 +24,7 @@ from typing import cast
 from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError
 from polyformer.core.paths import leaves_folder
-from polyformer.data.folder_sources import folder_rows, has_images, label_folders
+from polyformer.data.folder_sources import folder_rows, has_images, is_stray, label_folders
 from polyformer.data.formats import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.hub_data import HUB, hub_rows, hub_splits
 from polyformer.data.library_text import LIBRARY, default_documents, library_documents, library_files
@@ -95,9 +96,10 @@ def source_files(path: str) -> list[Path]:
         return minari_files(path)
     if Path(path).is_dir():
         return sorted(file for file in Path(path).rglob("*") if file.is_file())
-    names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    names = parallel_files(path) or names
-    return [Path(name) for name in names if Path(name).is_file()]
+    if sides := parallel_files(path):
+        return [Path(name) for name in sides if Path(name).is_file()]
+    file = Path(path)
+    return ([file] if file.is_file() else []) if file.exists() else _of_pattern(path)
 
 
 def has_validation(path: str | None) -> bool:
@@ -134,14 +136,19 @@ def matching(path: str) -> list[Path | Remote]:
         if not remote:
             raise InputError(f"{path}: no such file")
         return [*remote]
-    matches = [] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    files = [Path(match) for match in matches if Path(match).is_file()]
+    files = [] if Path(path).exists() else _of_pattern(path)
     for file in files:
         if leaves_folder(_fixed_folder(path), file):
             raise InputError(
                 f"{file} is a link to a file outside of the folder of the pattern; name that file"
             )
     return [*files] or [existing_file(path)]
+
+
+def _of_pattern(pattern: str) -> list[Path]:
+    """Return the files that a pattern matches, without READMEs, licences and the like among other files."""
+    files = [path for path in map(Path, sorted(glob.glob(pattern, recursive=True))) if path.is_file()]
+    return [path for path in files if not is_stray(path)] or files
 
 
 def _fixed_folder(pattern: str) -> Path:

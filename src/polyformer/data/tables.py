@@ -27,6 +27,9 @@ DELIMITERS = (",", ";", "\t", "|")
 SAMPLE = 100
 """Lines from which the delimiter is detected."""
 
+TABBED = 500
+"""Lines of a text in which tabs are counted."""
+
 QUOTED = 10_000
 """Lines in which quoted fields of a tab-separated file are looked for."""
 
@@ -139,6 +142,14 @@ def first_records(path: Path, format: str, most: int) -> tuple[list[list[str]], 
         except csv.Error:
             pass
     return records, layout.delimiter
+
+
+def has_tabs(path: Path) -> bool:
+    """Return whether the first lines all have the same number of tabs, at least one."""
+    with opened(path) as file:
+        lines = itertools.islice(lines_of(file, path), TABBED)
+        counts = {line.count("\t") for line in lines if line.strip()}
+    return len(counts) == 1 and min(counts) > 0
 
 
 def has_quotes(path: Path) -> bool:
