@@ -204,6 +204,26 @@ def test_detach_restores_the_model_and_its_caches():
             assert not any(module._forward_pre_hooks for module in own.modules())
 
 
+@pytest.mark.parametrize(
+    ("rule", "shown"),
+    [
+        ({"memory": "sinks"}, ["first=4", "length="]),
+        ({"cache": "snapkv"}, ["snapkv(budget=1024", "window="]),
+        ({"cache": "int8"}, ["int8"]),
+    ],
+    ids=str,
+)
+def test_the_budget_is_explained(rule: dict[str, Any], shown: list[str]):
+    text = str(polyformer.explain(polyformer.attach(build(BY_NAME["Llama"]), **rule)))
+    assert all(part in text for part in shown), text
+
+
+def test_a_prompt_is_read_in_chunks():
+    model = polyformer.attach(build(BY_NAME["Llama"]), memory=SINKS)
+    whole = model.generate(text(), max_new_tokens=6, do_sample=False)
+    assert model.generate(text(), max_new_tokens=6, do_sample=False, prefill_chunk_size=5).equal(whole)
+
+
 def test_a_later_call_replaces_a_memory():
     model = polyformer.attach(build(BY_NAME["Llama"]), memory=SINKS)
     polyformer.attach(model, "Window(3)", layers=0)

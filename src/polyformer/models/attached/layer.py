@@ -64,8 +64,8 @@ class Attached(nn.Module):
     def extra_repr(self) -> str:
         """Return a description of the attachments in one line."""
         parts = [] if self.pattern is None else [text_of(self.pattern)]
-        configs = self.position_config, None if self.bound is None else self.bound.rule
-        parts += [_call_of(config) for config in configs if config is not None]
+        parts += [] if self.position_config is None else [_call_of(self.position_config)]
+        parts += [] if self.bound is None else [_call_of(self.bound.rule, whole=True)]  # its budget
         if self.score_mod is not None:
             parts.append(f"score_mod {getattr(self.score_mod, '__name__', type(self.score_mod).__name__)}")
         return ", ".join(parts) or "nothing of its own"
@@ -130,12 +130,14 @@ def attached(module: nn.Module) -> Attached | None:
     return attachment if isinstance(attachment, Attached) else None
 
 
-def _call_of(config: Config) -> str:
-    """Return a configuration as a call, with the options that differ from their defaults."""
+def _call_of(config: Config, whole: bool = False) -> str:
+    """Return a configuration as a call, with its options that differ from their defaults; `whole`: all."""
     values = {
         field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)
     }
-    options = ", ".join(f"{name}={value}" for name, (value, default) in values.items() if value != default)
+    options = ", ".join(
+        f"{name}={value}" for name, (value, default) in values.items() if whole or value != default
+    )
     return f"{config.kind}({options})" if options else config.kind
 
 
