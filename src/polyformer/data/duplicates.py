@@ -88,7 +88,7 @@ def _way(column: str) -> str:
 def count(train: Iterable[tuple[Any, ...]], held: Iterable[tuple[Any, ...]], most: int) -> Overlap:
     """Return the overlap of two iterables of inputs; `most` characters of each are compared."""
     known: dict[int, dict[int, int]] = {}
-    rows, trained = _Limited(held, most), _Limited(train, most)
+    rows, trained = _FirstRows(held, most), _FirstRows(train, most)
     for near, exact in map(hashes, rows):
         counts = known.setdefault(near, {})
         counts[exact] = counts.get(exact, 0) + 1
@@ -102,7 +102,7 @@ def count(train: Iterable[tuple[Any, ...]], held: Iterable[tuple[Any, ...]], mos
     return Overlap(rows.count, same, both - same, trained.count, not (rows.cut or trained.cut))
 
 
-class _Limited:
+class _FirstRows:
     """The first of `inputs`, up to `most` characters in total; `count` and `cut` are set by the iteration."""
 
     def __init__(self, inputs: Iterable[tuple[Any, ...]], most: int):

@@ -113,9 +113,8 @@ def _fit(
     )
     # All errors in the input must be raised before this point, which writes the first file.
     if is_main():
-        facts = {DATA: data} if start is None else {DATA: data, "start": str(Path(start).absolute())}
         repeated = run.facts.get(REPEATED, {}) if own or resume else _repeated(recipe, splits)
-        run.begin(recipe, tokenizer, model, **facts, **{REPEATED: repeated})
+        run.begin(recipe, tokenizer, model, **{DATA: data, REPEATED: repeated}, **_started_from(start))
     auxiliary = task.auxiliary_models(joined)
     models = {run.folder: model, **{run.folder / name: helper for name, helper in auxiliary.items()}}
     result = training.run({folder / WEIGHTS: trained for folder, trained in models.items()})
@@ -133,6 +132,10 @@ def _fit(
         parameters = sum(parameter.numel() for parameter in model.parameters())
         run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
+
+
+def _started_from(start: str | Path | None) -> dict[str, str]:
+    return {} if start is None else {"start": str(Path(start).absolute())}
 
 
 def _repeated(recipe: Recipe, splits: Splits) -> dict[str, Any]:
