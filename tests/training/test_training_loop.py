@@ -120,14 +120,17 @@ def test_patience_stops_and_best_is_kept_and_restored(tmp_path: Path) -> None:
     script = [3.0, 2.0, math.nan, 2.5, 2.0]
     model, result = run(
         tmp_path,
-        task=Scripted([*script, 9.0]),
+        task=Scripted(script),
         evaluate_every=2,
         checkpoint_every=3,
         patience=3,
         final="best",
     )
     assert (result.step, result.stopped_early, result.best, result.best_step) == (10, True, 2.0, 4)
-    assert result.metrics == {"loss": 9.0}  # of the restored weights, measured again
+    assert result.metrics == {"loss": 2.0}
+    assert result.kept.reason == (
+        "kept the weights of step 4: loss 2 on validation data; the last weights (step 10): loss 2"
+    )
     assert kept(tmp_path) == [4, 9, 10]
     assert torch.equal(model.table.weight, weights(tmp_path, 4)["table.weight"])
     assert result.checkpoint.name == "step-00000010"
@@ -154,14 +157,53 @@ def test_a_finished_run_may_go_on_for_longer(tmp_path: Path) -> None:
     assert kept(tmp_path)[-1] == 12
 
 
-def test_the_end_is_the_mean_of_the_last_regular_checkpoints(tmp_path: Path) -> None:
-    task = Scripted([5.0, 4.0, *[9.0] * 6])  # best at step 6, which is not a regular one
-    model, _ = run(tmp_path, task=task, final="average", average=3, keep=1, evaluate_every=3)
+def test_an_average_that_is_better_on_validation_is_the_end(tmp_path: Path) -> None:
+    task = Scripted(
+        [5.0, 4.0, *[9.0] * 5, 3.5]
+    )  # best at step 6, which is not a regular one; then the average
+    model, result = run(tmp_path, task=task, final="average", average=3, keep=1, evaluate_every=3)
     assert kept(tmp_path) == [6, 10, 15, 20]
     for name, value in model.named_parameters():
         mean = sum(weights(tmp_path, step)[name].double() for step in (10, 15, 20)) / 3
         assert torch.equal(value, torch.as_tensor(mean).float()), name
     assert model.calls == 20  # a counter has no mean
+    assert result.metrics == {"loss": 3.5}
+    assert (result.kept.step, result.kept.reason) == (
+        None,
+        "kept the average of the last 3 checkpoints: loss 3.5 on validation data; "
+        "the weights of step 6: loss 4; the last weights (step 20): loss 9",
+    )
+
+
+def test_an_average_that_is_worse_on_validation_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Scripted([5.0, 4.0, *[9.0] * 5, 4.5])
+    model, result = run(tmp_path, task=task, final="average", average=3, keep=1, evaluate_every=3)
+    assert result.kept.step == 6
+    assert result.metrics == {"loss": 4.0}
+    assert torch.equal(model.table.weight, weights(tmp_path, 6)["table.weight"])
+    assert "the average of the last 3 checkpoints: loss 4.5" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_of_equal_evaluations_the_lower_loss_is_kept(tmp_path: Path) -> None:
+    class Tied(Scripted):
+        best = "accuracy"
+
+        def evaluate(self, model: nn.Module, accelerator: Any) -> dict[str, float]:
+            return {"accuracy": 0.5, "loss": self.values.pop(0)}
+
+    _, result = run(tmp_path, task=Tied([3.0, 1.0, 2.0], "max"), steps=6, evaluate_every=2, final="best")
+    assert (result.best_step, result.kept.step) == (4, 4)
+    assert result.metrics == {"accuracy": 0.5, "loss": 1.0}
+
+
+def test_the_last_weights_are_kept_with_a_word_about_better_ones(tmp_path: Path) -> None:
+    _, result = run(tmp_path, task=Scripted([1.0, 2.0]), steps=4, evaluate_every=2)
+    assert result.kept.reason == (
+        "kept the last weights (step 4): loss 2 on validation data; "
+        "step 2: loss 1, which training.saving.final: best keeps"
+    )
 
 
 def test_evaluating_more_often_changes_nothing(tmp_path: Path) -> None:
@@ -291,7 +333,7 @@ def test_curves_need_rows(tmp_path: Path) -> None:
 
 def test_the_first_step_is_a_sign_of_life(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, steps=4, log_every=3, evaluate_every=9, lr=1e-30, dropout=0.0)
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third, _ = capsys.readouterr().out.splitlines()
     task = TinyTask()
     with torch.no_grad():
         expected = float(task.loss(TinyModel(0.0, torch.float32), next(task.batches(0, 0, 0, 1))))

@@ -112,7 +112,8 @@ class SavingConfig(Config):
 
     checkpoint_every: PositiveInt = 500  # steps; the last step and every best evaluation are saved too
     keep: PositiveInt = 2  # number of last checkpoints to keep, in addition to the best
-    final: Literal["last", "best", "average"] = "last"  # the weights at the end of the run
+    # The weights at the end of the run: the last, the best of all evaluations, or an average if it is better.
+    final: Literal["last", "best", "average"] = "last"
     background: bool = False  # write checkpoints during training, from a copy in CPU memory
     average: PositiveInt = 5  # number of last regular checkpoints that final="average" averages (and keeps)
 

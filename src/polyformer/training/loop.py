@@ -15,10 +15,11 @@ from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.cpu_threads import threads
 from polyformer.core.ops.tuning import adopted
-from polyformer.training.checkpoint import Checkpoints, load_average, load_checkpoint, load_model
+from polyformer.training.checkpoint import Checkpoints, load_checkpoint
 from polyformer.training.config import TrainingConfig
 from polyformer.training.distributed.process_group import raise_peer_failure
 from polyformer.training.engine import Engine, is_main
+from polyformer.training.kept import Kept, Ranking, final_weights
 from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import (
     Display,
@@ -57,6 +58,7 @@ class Result:
     final_metrics: dict[str, dict[str, float]]  # more of them, from `FinalMetricsTask`
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
+    kept: Kept  # the final weights, and why these
     stopped_early: bool  # by `patience`
     checkpoint: Path  # the last one
 
@@ -119,6 +121,7 @@ class Training:
         self.display = Display()
         self.final_metrics: dict[str, dict[str, float]] = {}
         self.main = self.engine.rank == 0
+        self.ranking = Ranking(task.best, task.direction)
         self._resume_or_start(seed, resume, from_step)
 
     def _resume_or_start(self, seed: int, resume: bool, from_step: int | None) -> None:
@@ -172,8 +175,9 @@ class Training:
             step=self.progress.step,
             metrics=self.progress.metrics,
             final_metrics=self.final_metrics,
-            best=self.progress.best,
+            best=self.progress.best_metrics.get(self.task.best),
             best_step=self.progress.best_step,
+            kept=self.kept,
             stopped_early=self.progress.step < self.config.steps,
             checkpoint=self.checkpoints.path(self.progress.step),
         )
@@ -308,7 +312,9 @@ class Training:
             return False
         if self.task.best not in progress.metrics:
             raise unknown("metric to choose the best by", self.task.best, progress.metrics)
-        return progress.compare(progress.metrics[self.task.best], self.task.direction)
+        improved = self.ranking.is_better(progress.metrics, progress.best_metrics)
+        progress.compare(improved)
+        return improved
 
     def out_of_patience(self) -> bool:
         """Return whether `patience` evaluations in a row brought no new best."""
@@ -331,14 +337,11 @@ class Training:
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Load the final weights into the model, and write them to files."""
         self.engine.accelerator.wait_for_everyone()
-        final = self.config.saving.final
-        if final == "average":
-            count = load_average(self.checkpoints.regular()[-self.config.saving.average :], self.model)
-            self.display.note(f"averaged the weights of {count} checkpoints")
-        elif final == "best" and self.progress.best_step is not None:
-            load_model(self.checkpoints.path(self.progress.best_step), self.model)
-        if final != "last":
-            self.progress.metrics = self.measure()
+        self.kept = final_weights(
+            self.config.saving, self.checkpoints, self.progress, self.model, self.measure, self.ranking
+        )
+        self.progress.metrics = self.kept.metrics
+        self.display.note(self.kept.reason)
         self.model.eval()
         if isinstance(self.task, FinalMetricsTask):
             with torch.no_grad(), self.engine.evaluating(self.model):

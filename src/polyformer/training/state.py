@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from polyformer.core.state import State
 from polyformer.core.state_files import state_tensors
 from polyformer.training.environment import versions
 
-FORMAT = 2
+FORMAT = 3
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 MEMORY = "memory.safetensors"  # only for a recurrent model
 MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders instead of the files, for a sharded model
@@ -46,7 +46,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     used: int = 0  # batches of the epoch used so far
-    best: float | None = None  # best value of the task's metric so far
+    best_metrics: dict[str, float] = field(default_factory=dict)  # of the best evaluation so far
     best_step: int | None = None
     stale: int = 0  # evaluations in a row without a new best
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
@@ -54,16 +54,12 @@ class Progress:
     weight_sum: float = 0.0  # and labelled tokens
     scaler: dict[str, Any] = field(default_factory=dict)  # loss scale of fp16
 
-    def compare(self, value: float, direction: Literal["min", "max"]) -> bool:
-        """Record an evaluation, better in `direction`; return whether it is the best so far."""
-        sign = 1.0 if direction == "min" else -1.0
-        # NaN is never the best: every comparison with it is false.
-        improved = value == value and (self.best is None or sign * value < sign * self.best)
+    def compare(self, improved: bool) -> None:
+        """Record whether the last evaluation is the best so far."""
         if improved:
-            self.best, self.best_step, self.stale = value, self.step, 0
+            self.best_metrics, self.best_step, self.stale = self.metrics, self.step, 0
         else:
             self.stale += 1
-        return improved
 
 
 def read_state(path: Path) -> dict[str, Any]:

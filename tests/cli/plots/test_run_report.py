@@ -112,6 +112,17 @@ def test_the_page_holds_the_numbers_of_the_run(demo: Run):
     assert "class Stack:" in words
 
 
+def test_the_curve_marks_the_weights_of_the_table(demo: Run):
+    run = demo
+    text = (run.folder / "report.html").read_text(encoding="utf-8")
+    kept = run.facts["kept"]
+    assert kept["step"] == 2
+    assert kept["reason"].startswith("kept the last weights (step 2): loss ")
+    assert f"The run {kept['reason']}." in "".join(Page(text).text)
+    assert "kept: step 2" in text
+    assert number(run.facts["metrics"]["validation"]["loss"]) in kept["reason"]
+
+
 def test_a_model_without_samples_or_maps_has_a_report(tmp_path: Path):
     (tmp_path / "pairs.tsv").write_text(
         "source\ttarget\n" + "".join(f"word {i}\tWort {i}\n" for i in range(20))

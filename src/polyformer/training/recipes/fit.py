@@ -130,7 +130,8 @@ def _fit(
         scores = score(task, joined, splits, result)
     if is_main():
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        run.record(parameters=parameters, **{STEPS: result.step}, metrics=scores)
+        kept = {"step": result.kept.step, "reason": result.kept.reason}
+        run.record(parameters=parameters, **{STEPS: result.step}, kept=kept, metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
 
 

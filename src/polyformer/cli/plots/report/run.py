@@ -169,12 +169,19 @@ def curves(run: Run) -> str:
     for title, metrics in run.facts.get("baselines", {}).items():
         if "loss" in metrics:
             lines.append(Series(title, [(0.0, metrics["loss"])], level=True))
+    kept = run.facts.get("kept", {})
+    point = next((point for point in lines[1].points if point[0] == kept.get("step")), None)
+    if point is not None:
+        lines.append(Series(f"kept: step {kept['step']}", [point]))
     ends = [
         f"{line.name} ends at {line.points[-1][1]:.4g}" for line in lines if line.points and not line.level
     ]
     label = f"loss by step: {'; '.join(ends)}"
     chart = line_chart(label, lines, "step", "loss")
-    return section("Learning", "Less is better. Point at a dot for its value.", figure(chart))
+    text = "Less is better. Point at a dot for its value."
+    if kept:
+        text += f" The run {kept['reason']}."
+    return section("Learning", text, figure(chart))
 
 
 def patterns(model: Transformer) -> str:
