@@ -14,7 +14,8 @@ from polyformer.cli.main import main
 from polyformer.data import Splits, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.report import image_baselines, write_sheet
+from polyformer.training.recipes.baselines import baselines
+from polyformer.training.recipes.report import write_sheet
 from polyformer.training.tasks import ImageConfig, ImageModelling
 
 SHAPE = 4, 3
@@ -89,7 +90,7 @@ def test_baselines_are_even_chances_and_the_counts_of_each_pixel():
     task, _ = build(levels=2)
     dark, light = ({"image": bytes([grey] * 12), "height": 4, "width": 3} for grey in (0, 255))
     splits = Splits([dark, dark, light], [light], None)  # type: ignore[arg-type]
-    even, counted = (metrics["bits_per_dim"] for _, metrics in image_baselines(task, splits))
+    even, counted = (metrics["bits_per_dim"] for _, metrics in baselines(task, splits))
     assert even == pytest.approx(1)
     assert counted == pytest.approx(-math.log2(2 / 5))
 

@@ -49,20 +49,19 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
 def conclude(fitted: Any, seed: int) -> None:
     """Print the metrics with baselines, if any, a sample of the model, and the folder."""
-    from polyformer.training.recipes.report import baselines, image_baselines, sample, table
+    from polyformer.training.recipes.baselines import baselines, verdict
+    from polyformer.training.recipes.report import sample, table
     from polyformer.training.tasks import ActionPrediction, ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]
-    others: list[tuple[str, dict[str, float]]] = []
-    if isinstance(fitted.task, LanguageModelling):
-        others = baselines(fitted.task, fitted.splits)
-    elif isinstance(fitted.task, ImageModelling):
-        others = image_baselines(fitted.task, fitted.splits)
+    others = baselines(fitted.task, fitted.splits)
+    said = verdict(fitted.task, others, fitted.scores["validation"]) if others else ""
     if others:
-        fitted.run.record(baselines=dict(others))
-        rows = others + rows
+        fitted.run.record(baselines=dict(others), verdict=said)
     if rows:
-        print(f"\n{table(rows)}")
+        print(f"\n{table(others + rows)}")
+    if said:
+        print(f"\n{said}")
     if isinstance(fitted.task, LanguageModelling):
         print(f"\nA sample:\n{sample(fitted.task, fitted.model, seed)}")
     if isinstance(fitted.task, ImageModelling):

@@ -1,37 +1,16 @@
-"""Baselines for a finished model of texts or images, a text sample, and a figure of completed images."""
+"""Results of a finished run as text and pictures: a table, a text sample, completed images."""
 
-import math
 from pathlib import Path
 
 import numpy as np
 
 from polyformer.core.figures import new_figure, save_figure
-from polyformer.core.labels import IGNORED
 from polyformer.data import Splits
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.training.tasks import ImageModelling, LanguageModelling
-from polyformer.training.tasks.lm import text_metrics
-from polyformer.training.tasks.ngram import NGram
 
 Row = tuple[str, dict[str, float]]
-
-
-def baselines(task: LanguageModelling, splits: Splits) -> list[Row]:
-    """Return the validation metrics of the uniform distribution over tokens and of an n-gram model.
-
-    Both are measured on the same tokens as the model, with the same counts of words and bytes.
-    """
-    order = task.config.ngram_order
-    if not order or splits.validation is None:
-        return []
-    held = list(splits.validation)
-    documents, counts = task.documents(held), task.count(held)
-    vocabulary = len(task.tokenizer)
-    tokens = sum(len(document) - 1 for document in documents)
-    rows = [("uniform", text_metrics(tokens * math.log(vocabulary), tokens, counts))]
-    model = NGram(task.documents(list(splits.train)), order, vocabulary)
-    return [*rows, (f"{order}-gram (Kneser-Ney)", text_metrics(*model.nats(documents), counts))]
 
 
 def sample(task: LanguageModelling, model: Transformer, seed: int, max_new_tokens: int = 160) -> str:
@@ -63,30 +42,6 @@ def number(value: float) -> str:
 
 IMAGES = 10
 GAP = 1  # pixels between images
-
-
-def image_baselines(task: ImageModelling, splits: Splits) -> list[Row]:
-    """Return the validation metrics of a uniform guess, and of the level frequencies of each pixel.
-
-    The frequencies are smoothed by one count of every level, so that no level is impossible (Laplace).
-    """
-    if splits.validation is None:
-        return []
-    labels = (
-        np.stack([row["labels"] for row in task.prepare(list(rows))])
-        for rows in (splits.train, splits.validation)
-    )
-    train, held = (rows[:, rows[0] != IGNORED] for rows in labels)  # levels [images, pixels]
-    place = np.arange(train.shape[1])
-    counts = np.ones((train.shape[1], task.levels))
-    for image in train:
-        counts[place, image] += 1
-    nats = -np.log(counts / counts.sum(1, keepdims=True))[place, held].sum()
-    even = held.size * math.log(task.levels)
-    return [
-        (name, task.metrics([float(sum_), held.size], {}))
-        for name, sum_ in (("uniform", even), ("each pixel by itself", nats))
-    ]
 
 
 def write_sheet(path: Path, task: ImageModelling, model: Transformer, splits: Splits, seed: int) -> None:

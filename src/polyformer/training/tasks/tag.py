@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,7 +52,8 @@ class TaggingConfig(TextTaskConfig):
 class Tagging(LabelTask, config=TaggingConfig):
     """Tagging, with metrics: loss (nats per word), accuracy of tags, and precision, recall and entity f1.
 
-    An entity is correct if its type, its first and its last word are correct.
+    The last three are measured if tags are BIO. An entity is correct if its type, its first and its last word
+    are correct.
     """
 
     config: TaggingConfig
@@ -65,6 +67,9 @@ class Tagging(LabelTask, config=TaggingConfig):
         super().__init__(config, tokenizer)
         # The token for a word without tokens, because its label needs a position.
         self.unknown = self.sep if tokenizer.unk_id is None else tokenizer.unk_id
+        self.has_entities = any(tag.startswith(("B-", "I-")) for tag in self.labels)
+        if not self.has_entities:
+            self.best = "accuracy"  # for parts of speech, f1 would always be 0
 
     def encode(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return the token ids of a sentence, and the index of the first token of each word."""
@@ -104,31 +109,27 @@ class Tagging(LabelTask, config=TaggingConfig):
         output, labels = model(**batch), batch["labels"]
         words, predictions = labels != IGNORED, most_likely(output)
         count = self.weight(batch)
-        correct = predicted = actual = 0
+        counts = np.zeros(self.sums - 1)
         for row_labels, row_predictions, here in zip(labels, predictions, words):
-            truth = entities([self.labels[i] for i in row_labels[here].tolist()])
-            result = entities([self.labels[i] for i in row_predictions[here].tolist()])
-            correct, predicted, actual = (
-                correct + len(truth & result),
-                predicted + len(result),
-                actual + len(truth),
-            )
-        return stacked(
-            output.loss.double() * count,
-            count,
-            (predictions == labels).sum(),
-            correct,
-            predicted,
-            actual,
-            device=labels.device,
-        )
+            named = ([self.labels[i] for i in row[here].tolist()] for row in (row_labels, row_predictions))
+            counts += self.compared(*named)
+        return stacked(output.loss.double() * count, *counts.tolist(), device=labels.device)
+
+    @staticmethod
+    def compared(tags: Sequence[str], predicted: Sequence[str]) -> tuple[int, ...]:
+        """Return the number of words and of correct tags, and of entities: correct, predicted, actual."""
+        truth, result = entities(tags), entities(predicted)
+        right = sum(tag == other for tag, other in zip(tags, predicted, strict=True))
+        return len(tags), right, len(truth & result), len(result), len(truth)
 
     def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         nats, words, correct_tags, correct, predicted, actual = totals
+        metrics = {"loss": nats / max(words, 1), "accuracy": correct_tags / max(words, 1)}
+        if not self.has_entities:
+            return metrics
         return {
-            "loss": nats / max(words, 1),
-            "accuracy": correct_tags / max(words, 1),
+            **metrics,
             "precision": correct / max(predicted, 1),
             "recall": correct / max(actual, 1),
             "f1": 2 * correct / max(predicted + actual, 1),

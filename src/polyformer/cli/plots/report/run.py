@@ -139,8 +139,8 @@ def comparison(run: Run) -> str:
         bars = [(title, metrics[name]) for title, metrics in rows.items()]
         label = f"{name.replace('_', ' ')}: " + ", ".join(f"{title} {number(value)}" for title, value in bars)
         parts.insert(0, figure(bar_chart(label, bars, number), f"{name.replace('_', ' ')}; less is better"))
-    text = "On the same held-out text, which none of them has read, in the same tokens."
-    return section("Beside baselines", text, *parts)
+    text = "On the same held-out rows, which none of them has read."
+    return section("Beside baselines", " ".join(filter(None, [run.facts.get("verdict"), text])), *parts)
 
 
 def evaluations(run: Run) -> str:
