@@ -19,13 +19,14 @@ from polyformer.nn.heads import TagConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.labels import LabelTask
 from polyformer.training.tasks.metrics import most_likely, stacked
-from polyformer.training.tasks.text import TextTaskConfig, too_long
+from polyformer.training.tasks.text import too_long
+from polyformer.training.tasks.text_rows import TokenDropout, TokenDropoutConfig
 
 Entity = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggingConfig(TextTaskConfig):
+class TaggingConfig(TokenDropoutConfig):
     """Tagging: assign a label to every word of a text, as for named entities."""
 
     labels: tuple[str, ...] | None = None  # by default the sorted tags of the training data
@@ -49,7 +50,7 @@ class TaggingConfig(TextTaskConfig):
         return (" ".join(row["tokens"]) for row in rows)
 
 
-class Tagging(LabelTask, config=TaggingConfig):
+class Tagging(LabelTask, TokenDropout, config=TaggingConfig):
     """Tagging, with metrics: loss (nats per word), accuracy of tags, and precision, recall and entity f1.
 
     The last three are measured if tags are BIO. An entity is correct if its type, its first and its last word

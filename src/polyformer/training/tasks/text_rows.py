@@ -17,18 +17,51 @@ from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextRowsConfig(TextTaskConfig):
+class TokenDropoutConfig(TextTaskConfig):
+    """Options of tasks that drop tokens of the training texts."""
+
+    token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # of training tokens become <unk> or <mask>
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextRowsConfig(TokenDropoutConfig):
     """Options of tasks with rows of a text, or of two texts."""
 
     max_length: int = 512  # tokens of a text, including <cls> and <sep>
     too_long: Literal["refuse", "cut"] = "refuse"  # handling of longer texts
-    token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # of training tokens become <unk> or <mask>
 
     length_option: ClassVar[str] = "max_length"
     shortest: ClassVar[int] = 3
 
 
-class TextRows(EncoderTask):
+class TokenDropout(EncoderTask):
+    """A task that replaces some tokens of the training texts, so that a model also learns from the others."""
+
+    config: TokenDropoutConfig
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if config.token_dropout:
+            token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
+            self.dropped = required(token, "<unk> or <mask>")
+
+    @property
+    def corrupt(self) -> Corrupt | None:
+        """Return a function that replaces `token_dropout` of the text tokens by <unk> or <mask>."""
+        share = self.config.token_dropout
+        if not share:
+            return None
+
+        def drop_tokens(row: Row, generator: np.random.Generator) -> Row:
+            ids = np.array(row["input_ids"])
+            inside = ids[1:-1]
+            inside[(generator.random(len(inside)) < share) & (inside != self.sep)] = self.dropped
+            return {**row, "input_ids": ids}
+
+        return drop_tokens
+
+
+class TextRows(TokenDropout):
     """A task with rows <cls> text <sep>."""
 
     config: TextRowsConfig
@@ -36,9 +69,6 @@ class TextRows(EncoderTask):
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.cut = 0  # texts truncated since the last call of `encode_rows`
-        if config.token_dropout:
-            token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
-            self.unknown = required(token, "<unk> or <mask>")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return <cls> text <sep> for every text."""
@@ -67,21 +97,6 @@ class TextRows(EncoderTask):
     def inputs(self, rows: Sequence[Row]) -> list[Row]:
         """Return the token ids of each row."""
         return [{"input_ids": ids} for ids in self.encode([row["text"] for row in rows])]
-
-    @property
-    def corrupt(self) -> Corrupt | None:
-        """Return a function that replaces `token_dropout` of the text tokens by <unk> or <mask>."""
-        share = self.config.token_dropout
-        if not share:
-            return None
-
-        def drop_tokens(row: Row, generator: np.random.Generator) -> Row:
-            ids = np.array(row["input_ids"])
-            inside = ids[1:-1]
-            inside[(generator.random(len(inside)) < share) & (inside != self.sep)] = self.unknown
-            return {**row, "input_ids": ids}
-
-        return drop_tokens
 
     @torch.no_grad()
     def logits(self, model: nn.Module, rows: Sequence[Row]) -> Iterator[tuple[list[int], Tensor]]:
