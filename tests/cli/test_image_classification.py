@@ -58,7 +58,7 @@ def test_a_folder_per_label_is_guessed_and_learned(
         f"guessed test: {folder.name}, by its name (--data.test)",
         "guessed size: the middle of each image, 16 x 16, as they are (--data.image_size '[H, W]')",
         "guessed colours: rgb, as the images are (--data.image_mode)",
-        "guessed patches: 4 x 4 pixels, by the size (--model.patch_size '[H, W]')",
+        "guessed patches: 2 x 2 pixels, by the size (--model.patch_size '[H, W]')",
         "guessed mirror images: half of the training images, they have colours (--task.augmentation.flip)",
         "24 images of 16 x 16 with 3 labels to train on",
         "9 images held out",

@@ -14,6 +14,7 @@ from polyformer.core.config import Config
 from polyformer.core.limits import limit_table
 from polyformer.core.registry import in_package
 from polyformer.models.presets import MODELS, create_model
+from polyformer.training.recipes.sizes import size_table
 
 ROOT = Path(__file__).parents[3]
 README, SECURITY = "README.md", "SECURITY.md"
@@ -133,6 +134,7 @@ TABLES = {
     "families": family_table,
     "architectures": architecture_table,
     "limits": limit_table,
+    "sizes": size_table,
     "verified": verified,
 }
 

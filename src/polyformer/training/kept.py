@@ -57,6 +57,10 @@ class Kept:
     reason: str
     metrics: Metrics
 
+    def record(self) -> dict[str, int | str | None]:
+        """Return the step and the reason, for run.json."""
+        return {"step": self.step, "reason": self.reason}
+
 
 def final_weights(
     saving: SavingConfig,

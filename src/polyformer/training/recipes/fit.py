@@ -130,8 +130,7 @@ def _fit(
         scores = score(task, joined, splits, result)
     if is_main():
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        kept = {"step": result.kept.step, "reason": result.kept.reason}
-        run.record(parameters=parameters, **{STEPS: result.step}, kept=kept, metrics=scores)
+        run.record(parameters=parameters, **{STEPS: result.step}, kept=result.kept.record(), metrics=scores)
     return Fitted(run, task, splits, model, result, scores)
 
 

@@ -17,6 +17,7 @@ from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.training.recipes.recipe import ModelChoice, find_recipe, merged, nested
+from polyformer.training.recipes.sizes import with_sizes
 from polyformer.training.tasks import TaskConfig
 
 BASES = {
@@ -81,6 +82,8 @@ def guessed_recipe(
         recipe = for_checkpoint(recipe, guessed, pretrained)
     elif guessed.kind == "classify_image":
         recipe = for_labels(recipe, options, guessed, usual=name is None)
+    if pretrained is None and name in (None, *BASES.values(), "default") and "model" not in changes:
+        recipe = with_sizes(recipe, {**recipe["data"], **options}, changes, guessed)
     return _for_model(recipe, stated, pretrained, guessed), guessed.said
 
 
@@ -121,8 +124,11 @@ SIDE = 32
 LARGEST = 64
 """Maximum side for classification; larger images, or images of several sizes, are scaled to this square."""
 
-PATCH = 8
-"""The maximum side of a patch; a fourth of the side of images below 32 pixels."""
+PATCHES = 8
+"""The most patches in a row of an image: more cost time, fewer hide what small photographs show."""
+
+SHIFTS = 8
+"""Photographs are shifted by at most the side over this (He et al. 2016, section 4.2: 4 of 32 pixels)."""
 
 SAMPLE = 20
 """Number of images that are inspected."""
@@ -187,7 +193,7 @@ def for_labels(
         size, why = [height // patch[0] * patch[0], width // patch[1] * patch[1]], "as they are"
         if len(sizes) > 1 or max(size) > LARGEST:
             why = "they have several sizes" if len(sizes) > 1 else f"of {height} x {width} pixels"
-            size, patch = [LARGEST, LARGEST], [PATCH, PATCH]
+            size, patch = [LARGEST, LARGEST], [patch_side(LARGEST), patch_side(LARGEST)]
         said = f"the middle of each image, {size[0]} x {size[1]}"
         guessed.explain("size", said, why, "--data.image_size '[H, W]'")
         recipe["data"]["image_size"] = size
@@ -204,7 +210,9 @@ def for_labels(
     if usual and mode == "rgb":
         way = "--task.augmentation.flip"
         guessed.explain("mirror images", "half of the training images", "they have colours", way)
-        recipe = merged(recipe, {"task": {"augmentation": {"flip": 0.5, "rotation": 0.0}}})
+        height = (options.get("image_size") or recipe["data"]["image_size"])[0]
+        view = {"flip": 0.5, "rotation": 0.0, "shift": max(1, height // SHIFTS)}
+        recipe = merged(recipe, {"task": {"augmentation": view}})
     return recipe
 
 
@@ -227,8 +235,8 @@ def for_checkpoint(recipe: dict[str, Any], guessed: Guess, folder: str) -> dict[
 
 
 def patch_side(side: int) -> int:
-    """Return the side of patches for images of this side: at most `PATCH` and a fourth of the side."""
-    return max(1, min(PATCH, side // 4))
+    """Return the side of patches for images of this side: 2 or more, at most `PATCHES` in a row."""
+    return min(side, max(2, math.ceil(side / PATCHES)))
 
 
 def _sampled(recipe: dict[str, Any], options: dict[str, Any]) -> tuple[set[tuple[int, int]], list[int]]:

@@ -1,0 +1,155 @@
+"""Sizes chosen from the amount of data: never a preset for tests, nothing that the user states."""
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from polyformer.models.presets import MODELS
+from polyformer.training.recipes import Recipe
+from polyformer.training.recipes.guessed import BASES, guessed_recipe
+from polyformer.training.recipes.recipe import merged, nested
+from polyformer.training.recipes.sizes import SAME, TABLES, Amount, chosen_size, chosen_steps, measured_amount
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "that", "ran", "over", "hills"]
+
+
+def sentence(draw: random.Random, words: int) -> str:
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+def write(path: Path, header: list[str], rows: list[list[str]]) -> str:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> str:
+    draw = random.Random(0)
+    return write(
+        tmp_path / "pairs.csv", ["source", "target"], [[sentence(draw, 8)] * 2 for _ in range(2_000)]
+    )
+
+
+def chosen(path: str, changes: dict[str, Any], name: str | None = None) -> tuple[Recipe, list[str]]:
+    data, lines = guessed_recipe(path, name, changes)
+    for option, value in changes.items():
+        data = merged(data, nested(option, value))
+    return Recipe.from_dict(data), lines
+
+
+def test_pairs_get_a_translator_of_their_size(pairs: str):
+    recipe, lines = chosen(pairs, {})
+    model: Any = recipe.model_config()
+    assert recipe.model.preset == "transformer-small"
+    assert (model.hidden_size, model.encoder.num_hidden_layers, model.decoder.num_hidden_layers) == (
+        128,
+        2,
+        2,
+    )
+    assert recipe.tokenizer.vocab_size == 1_500
+    assert recipe.training.saving.final == "best"
+    assert recipe.schedule.warmup * 10 <= recipe.training.steps
+    for option in ("model.hidden_size", "tokenizer.vocab_size", "training.steps", "optimizer.lr"):
+        assert any(line.startswith("guessed ") and line.endswith(f"(--{option})") for line in lines), option
+    assert any("2,000 rows of " in line for line in lines)
+
+
+def test_what_the_user_states_is_left_and_not_explained(pairs: str):
+    changes = {
+        "tokenizer.vocab_size": 300,
+        "model.hidden_size": 64,
+        "training.steps": 20,
+        "optimizer.lr": 1e-4,
+        "model.dropout": 0.4,
+        "task.batch_tokens": 512,
+    }
+    recipe, lines = chosen(pairs, changes)
+    model: Any = recipe.model_config()
+    assert (recipe.tokenizer.vocab_size, recipe.training.steps, recipe.optimizer.lr) == (300, 20, 1e-4)
+    assert (model.hidden_size, model.encoder.dropout, recipe.task.batch_tokens) == (64, 0.4, 512)
+    assert model.encoder.feedforward.intermediate_size == 256
+    assert recipe.schedule.warmup == 2
+    assert not [line for line in lines if any(f"--{option})" in line for option in changes)]
+
+
+def test_a_model_that_the_user_names_keeps_the_recipe(pairs: str):
+    recipe, lines = chosen(pairs, {"model": "transformer-base"})
+    assert recipe.model.preset == "transformer-base"
+    assert recipe.optimizer.kind == "adam"
+    assert not any(line.startswith("guessed model") for line in lines)
+
+
+@pytest.mark.parametrize("name", [None, "classify"])
+def test_reviews_get_a_small_classifier_that_forgets(tmp_path: Path, name: str | None):
+    draw = random.Random(0)
+    rows = [[sentence(draw, 300), "good" if i % 2 else "bad"] for i in range(300)]
+    recipe, _ = chosen(write(tmp_path / "reviews.csv", ["text", "label"], rows), {}, name)
+    model: Any = recipe.model_config()
+    task: Any = recipe.task
+    assert (recipe.model.preset, model.encoder.num_hidden_layers, model.hidden_size) == (
+        "encoder-small",
+        1,
+        64,
+    )
+    assert model.head.pooling == "mean"
+    assert task.token_dropout == 0.5
+    assert recipe.tokenizer.lowercase
+    assert task.max_length == 1024
+
+
+def test_short_texts_need_no_long_rows(tmp_path: Path):
+    draw = random.Random(0)
+    rows = [[sentence(draw, 5), "good" if i % 2 else "bad"] for i in range(30)]
+    recipe, _ = chosen(write(tmp_path / "short.csv", ["text", "label"], rows), {})
+    task: Any = recipe.task
+    assert task.max_length == 512
+
+
+def test_no_table_names_a_model_for_tests():
+    for table in TABLES.values():
+        assert "tests" not in (MODELS[table.model].__doc__ or "")
+    assert set(SAME.values()) <= TABLES.keys()
+    assert {*TABLES, *SAME} <= {*BASES, "lm"}
+
+
+def test_larger_data_get_no_smaller_model_and_no_more_passes():
+    for kind, table in TABLES.items():
+        assert table.sizes[0].least == 0, kind
+        for small, large in zip(table.sizes, table.sizes[1:]):
+            assert small.least < large.least
+            assert small.layers * small.hidden**2 <= large.layers * large.hidden**2
+            assert small.passes >= large.passes
+            assert small.vocab <= large.vocab
+
+
+def test_steps_follow_the_passes_within_the_limits_of_the_table():
+    table = TABLES["translate"]
+    amount = Amount(rows=1_000, tokens=60_000)
+    size = chosen_size(table, amount)
+    assert chosen_steps(size, amount, 2_048, 2) == size.passes * 60_000 // 4_096 // 10 * 10
+    assert chosen_steps(size, Amount(1, 1), 2_048, 2) == 100
+    assert chosen_steps(size, Amount(10**9, 10**9), 2_048, 2) == size.steps
+
+
+def test_amounts_are_counted_once_and_images_by_their_files(tmp_path: Path, pairs: str, monkeypatch: Any):
+    amount = measured_amount({"path": pairs}, "translate")
+    text = Path(pairs).read_text().replace(",", "\n").splitlines()[2:]
+    assert (amount.rows, amount.more) == (2_000, False)
+    assert amount.tokens == sum(map(len, text)) // 4
+    monkeypatch.setattr("polyformer.training.recipes.sizes.SAMPLED_ROWS", 50)
+    assert measured_amount({"path": pairs}, "translate").more
+    assert str(measured_amount({"path": pairs}, "translate")).startswith("at least 50 rows of ")
+    for i in range(3):
+        (tmp_path / "pets" / str(i)).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "pets" / str(i) / "a.png")
+    assert measured_amount({"path": str(tmp_path / "pets")}, "classify_image") == Amount(3)
+
+
+def test_without_validation_data_the_last_weights_are_kept(pairs: str):
+    recipe, _ = chosen(pairs, {"data.validation_fraction": 0.0})
+    assert recipe.training.saving.final == "last"
