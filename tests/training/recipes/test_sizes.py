@@ -12,7 +12,15 @@ from polyformer.models.presets import MODELS
 from polyformer.training.recipes import Recipe
 from polyformer.training.recipes.guessed import BASES, guessed_recipe
 from polyformer.training.recipes.recipe import merged, nested
-from polyformer.training.recipes.sizes import SAME, TABLES, Amount, chosen_size, chosen_steps, measured_amount
+from polyformer.training.recipes.sizes import (
+    LONG_TEXTS,
+    SAME,
+    TABLES,
+    Amount,
+    chosen_size,
+    chosen_steps,
+    measured_amount,
+)
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "that", "ran", "over", "hills"]
 
@@ -97,9 +105,10 @@ def test_reviews_get_a_small_classifier_that_forgets(tmp_path: Path, name: str |
         64,
     )
     assert model.head.pooling == "mean"
-    assert task.token_dropout == 0.5
+    assert task.token_dropout == 0.3
     assert recipe.tokenizer.lowercase
-    assert task.max_length == 1024
+    assert (task.max_length, task.batch_tokens) == (1024, 16_384)
+    assert model.encoder.position.kind == "none"
 
 
 def test_short_texts_need_no_long_rows(tmp_path: Path):
@@ -107,18 +116,18 @@ def test_short_texts_need_no_long_rows(tmp_path: Path):
     rows = [[sentence(draw, 5), "good" if i % 2 else "bad"] for i in range(30)]
     recipe, _ = chosen(write(tmp_path / "short.csv", ["text", "label"], rows), {})
     task: Any = recipe.task
-    assert task.max_length == 512
+    assert (task.max_length, task.batch_tokens) == (512, 4096)
 
 
 def test_no_table_names_a_model_for_tests():
-    for table in TABLES.values():
+    for table in (*TABLES.values(), *LONG_TEXTS.values()):
         assert "tests" not in (MODELS[table.model].__doc__ or "")
     assert set(SAME.values()) <= TABLES.keys()
     assert {*TABLES, *SAME} <= {*BASES, "lm"}
 
 
 def test_larger_data_get_no_smaller_model_and_no_more_passes():
-    for kind, table in TABLES.items():
+    for kind, table in (*TABLES.items(), *LONG_TEXTS.items()):
         assert table.sizes[0].least == 0, kind
         for small, large in zip(table.sizes, table.sizes[1:]):
             assert small.least < large.least

@@ -26,7 +26,7 @@ SAMPLED_ROWS = 60_000
 """The same in rows."""
 
 LONG = 128
-"""Tokens of an average text from which on `Table.longest` holds: some texts are several times longer."""
+"""Tokens of an average text from which on `LONG_TEXTS` holds."""
 
 HEAD = 32
 """Dimensions of an attention head."""
@@ -74,7 +74,6 @@ class Table:
     sizes: tuple[Size, ...]
     stacks: tuple[str, ...] = ("encoder",)
     feedforward: int = 4  # inner width over width
-    longest: int | None = None  # tokens that are read of a text, if texts are long
     settings: Mapping[str, Any] = field(default_factory=dict)  # more options, by dotted names
 
 
@@ -121,8 +120,7 @@ TABLES: dict[str, Table] = {
             Size(300_000, 1, 64, 16_000, 0.5, 4, 1_000),
         ),
         feedforward=1,
-        longest=1024,
-        settings={"tokenizer.lowercase": True, "task.token_dropout": 0.5},
+        settings={"tokenizer.lowercase": True, "task.token_dropout": 0.3},
     ),
     "classify_pair": Table("encoder-small", 4096, 5e-3, MUON, ENCODERS),
     "tag": Table(
@@ -152,6 +150,27 @@ TABLES: dict[str, Table] = {
 }
 """The table for each kind of task; other kinds keep the settings of their recipe."""
 
+LONG_TEXTS = {
+    "classify": Table(  # about 50 texts a step, or the gradient is too noisy
+        "encoder-small",
+        16_384,
+        3e-3,
+        STRONG_DECAY,
+        (
+            Size(0, 1, 64, 8_000, 0.3, 6, 150),
+            Size(300_000, 1, 64, 16_000, 0.3, 3, 250),
+        ),
+        feedforward=1,
+        settings={
+            "tokenizer.lowercase": True,
+            "task.token_dropout": 0.3,
+            "task.max_length": 1024,
+            "model.position": "none",
+        },
+    ),
+}
+"""The tables for texts of at least `LONG` tokens on average."""
+
 SAME = {"classify_grouped": "classify_pair", "regress_pair": "classify_pair", "choose": "classify_pair"}
 """Kinds of task with the table of another."""
 
@@ -164,10 +183,12 @@ def with_sizes(
     data: the options of the data. stated: the options of the user, by dotted names. The recipe is returned
     unchanged for other kinds of task.
     """
-    table = TABLES.get(SAME.get(guessed.kind, guessed.kind))
-    if table is None:
+    kind = SAME.get(guessed.kind, guessed.kind)
+    if kind not in TABLES:
         return recipe
     amount = measured_amount(data, guessed.kind)
+    is_long = kind in LONG_TEXTS and amount.tokens > LONG * amount.rows
+    table = (LONG_TEXTS if is_long else TABLES)[kind]
     size = chosen_size(table, amount)
     number = "task.batch_tokens" if size.vocab else "task.batch_size"
     batch = int(stated.get(number, table.batch))
@@ -175,8 +196,8 @@ def with_sizes(
     hidden = int(stated.get("model.hidden_size", size.hidden))
     chosen = {number: batch, **_model_options(table, size, hidden), **_training_options(data, steps)}
     chosen |= table.settings
-    if table.longest is not None and amount.tokens > LONG * amount.rows:
-        chosen["task.max_length"] = table.longest
+    if "task.max_length" in chosen:
+        chosen["task.max_length"] = min(chosen["task.max_length"], batch)
     if size.vocab and not is_prepared_source(data["path"]):
         chosen["tokenizer.vocab_size"] = size.vocab
     _explain(guessed, table, size, amount, steps, batch, chosen, stated)
@@ -274,18 +295,19 @@ def _explain(
     """Add a line for each choice that the user does not state."""
     what = "tokens" if size.vocab else "images"
     passes = steps * batch * len(table.stacks) / max(1, amount.tokens if size.vocab else amount.rows)
+    rows = batch * amount.rows / max(1, amount.tokens if size.vocab else amount.rows)
     stacks = f"{size.layers} + {size.layers}" if len(table.stacks) > 1 else f"{size.layers}"
     layers = f"{stacks} layer{'s' * (stacks != '1')} of {chosen['model.hidden_size']}"
     warmup = chosen["schedule.warmup"]
     lines = (
         ("model", layers, f"for {amount}", "model.hidden_size"),
         ("vocabulary", size.vocab, f"for {amount}", "tokenizer.vocab_size"),
-        ("max_length", table.longest, f"of {amount}", "task.max_length"),
+        ("max_length", chosen.get("task.max_length"), f"for {amount}", "task.max_length"),
         ("dropout", size.dropout, f"as the data are read {passes:.3g} times", "model.dropout"),
         (
             "batch",
             f"{batch} {what}",
-            "for short steps",
+            f"about {rows:,.0f} rows a step",
             "task.batch_tokens" if size.vocab else "task.batch_size",
         ),
         (
@@ -314,18 +336,16 @@ def round_number(number: int) -> int:
 
 def size_table() -> str:
     """Return `TABLES` as a Markdown table."""
-    kinds = {
-        name: ", ".join(f"`{k}`" for k in (name, *(k for k, v in SAME.items() if v == name)))
-        for name in TABLES
-    }
+    named = [(_kinds(name), table) for name, table in TABLES.items()]
+    named += [(f"`{name}` of long texts", table) for name, table in LONG_TEXTS.items()]
     head = "| task | from | layers of width | vocabulary | dropout | at most | learning rate |"
     lines = [head, "|---|---|---|---|---|---|---|"]
-    for name, table in TABLES.items():
+    for name, table in named:
         what = "tokens" if table.sizes[0].vocab else "images"
         for size in table.sizes:
             layers = " + ".join([str(size.layers)] * len(table.stacks))
             steps = f"{size.steps:,} steps of {table.batch:,} {what}, {size.passes} passes"
-            first = kinds[name] if size is table.sizes[0] else ""
+            first = name if size is table.sizes[0] else ""
             vocab = f"{size.vocab:,}" if size.vocab else ""
             rate = f"{table.rate:g} ({table.optimizer['kind']})"
             lines.append(
@@ -333,3 +353,8 @@ def size_table() -> str:
                 f"{steps} | {rate} |"
             )
     return "\n".join(lines)
+
+
+def _kinds(name: str) -> str:
+    """Return the kinds of task with the table `name`."""
+    return ", ".join(f"`{kind}`" for kind in (name, *(kind for kind, table in SAME.items() if table == name)))
