@@ -52,7 +52,7 @@ if __name__ == "__main__":
     padded = model(ids, attention_mask=mask).logits[:, 5:]
     print(f"padding changes nothing: {torch.allclose(padded, model(ids[:, 5:]).logits, atol=1e-5)}")
 
-    # Generation reads one token at a time, with a cache of keys; here is the same without it.
+    # Generation keeps the keys of earlier tokens in a cache; the same without it:
     text = ids
     for _ in range(8):
         text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
