@@ -139,7 +139,7 @@ class HeldOut:
 class Task(abc.ABC):
     """A training task; see the docstring of the module for its methods."""
 
-    best: ClassVar[str] = "loss"
+    best: str = "loss"
     """The metric that compares checkpoints; `direction` is "min" or "max"."""
     direction: ClassVar[Literal["min", "max"]] = "min"
     command: ClassVar[str]
