@@ -1,6 +1,7 @@
 """Sizes of models and of training for the data of a user: a table for each kind of task.
 
-`TABLES` is measured so that a run takes about five minutes on two ordinary cores, and learns (docs/runs.md).
+A run takes about five minutes on two ordinary cores. The tables of translation, labels, tags and images come
+from measurements (docs/results/training.md); those of pairs, choices and answers follow them, not measured.
 A row of a table is chosen by the amount of data, in tokens of text or in images. Few data are read often by a
 small model with a small vocabulary; many data are read once, by a model that is as large as the time allows.
 """
