@@ -10,7 +10,7 @@ from selection import cases
 from shared_models import shared
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops import quantized_layers
+from polyformer.core.ops import int4, quantized_layers
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.quantized_layers import QuantizedWeight
 from polyformer.models.architectures import Transformer
@@ -20,6 +20,14 @@ from polyformer.models.architectures.weights import with_weights
 def rounded(case: Case, weights: str = "int8") -> Transformer:
     """The case's model with quantized weights."""
     return with_weights(copy.deepcopy(shared(case, torch.float32)), weights)
+
+
+def rounded_product(self: int4.StackedBlocks, x: torch.Tensor) -> torch.Tensor:
+    """The product of the 4-bit kernel by its definition: x, d, m + 8d and y are rounded to bfloat16."""
+    q, d, m = int4.unpacked(torch.cat(tuple(self.blocks)))
+    scale, middle = (number.bfloat16().float().unsqueeze(2) for number in (d, m + 8 * d))
+    weight = ((q.float() - 8) * scale + middle).flatten(1)[:, : self.inputs]
+    return (x.bfloat16().float() @ weight.T).bfloat16().to(x.dtype)
 
 
 @torch.no_grad()
@@ -36,7 +44,14 @@ def test_it_computes_what_the_same_weights_in_floating_point_do(
     expected = plain(**batch).logits
     if not any(isinstance(part, CHOOSING) for part in parts(case.config)):
         # Activations in 8 bits err by a part in 256; norms of short keys enlarge the error of single logits.
-        assert (model(**batch).logits - expected).norm() <= 0.03 * (expected.norm() + 1)
+        rounded_alike = expected
+        if (
+            weights == "int4"
+        ):  # few channels enlarge the error of bfloat16 too, so the reference rounds as well
+            with monkeypatch.context() as patch:
+                patch.setattr(int4.StackedBlocks, "packed_product", rounded_product)
+                rounded_alike = model(**batch).logits
+        assert (model(**batch).logits - rounded_alike).norm() <= 0.03 * (expected.norm() + 1)
     monkeypatch.setattr(quantized_layers, "has_fast_product", lambda *_: False)
     torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-4)
 
