@@ -91,6 +91,19 @@ def test_what_is_public_has_a_docstring():
     assert not offenders(PACKAGE, missing)
 
 
+def hidden_warnings(file: Path) -> Iterator[str]:
+    """Warnings that a command would not print, as it prints only those of the class `Caution`."""
+    calls = (node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call))
+    for call in calls:
+        named = any(ast.unparse(word.value) == "Caution" for word in call.keywords)
+        if ast.unparse(call.func) == "warnings.warn" and not named:
+            yield f"line {call.lineno}: warnings.warn without category=Caution"
+
+
+def test_commands_print_every_warning():
+    assert not offenders(PACKAGE, hidden_warnings)
+
+
 def test_half_of_the_files_have_at_most_120_lines():
     lengths = sorted(len(text_of(file).splitlines()) for file in PACKAGE)
     assert lengths[len(lengths) // 2] <= 120

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError, quote
+from polyformer.core.errors import Caution, InputError, quote
 from polyformer.core.state import State
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.cache import CachePolicy
@@ -133,5 +133,6 @@ def warn_of_recomputing(kind: str) -> None:
     warnings.warn(
         f"generate: mechanism {quote(kind)} keeps no cache, so the whole text is computed again for "
         "each token",
+        category=Caution,
         stacklevel=5,
     )
