@@ -66,7 +66,7 @@ def run(options: DistillOptions) -> None:
 def recipe_data(options: DistillOptions) -> dict[str, Any]:
     """Return the recipe that the options describe, as plain data."""
     from polyformer.training.recipes.distill import distillation_recipe
-    from polyformer.training.recipes.recipe import absolute, merged, nested, with_data
+    from polyformer.training.recipes.recipe import absolute, with_changes, with_data
     from polyformer.training.recipes.run import Run
 
     if options.resume is not None:
@@ -85,8 +85,8 @@ def recipe_data(options: DistillOptions) -> dict[str, Any]:
     if options.data is not None:
         values["data"] = with_data(values["data"], options.data)
     named = {"training.steps": options.steps, "seed": options.seed, "training.engine.device": options.device}
-    for name, value in [*((k, v) for k, v in named.items() if v is not None), *options.changes.items()]:
-        values = merged(values, nested(name, value))
+    values = with_changes(values, {name: value for name, value in named.items() if value is not None})
+    values = with_changes(values, options.changes)
     return {**values, "data": absolute(values["data"])}
 
 

@@ -232,7 +232,7 @@ def held_out_rows(options: EvaluateOptions, recipe: "Recipe") -> "tuple[dict[str
     """Return the rows to evaluate on, and with --data their files, by their names."""
     from polyformer.data import DataConfig, load, read
     from polyformer.training.recipes.another_source import for_another_source
-    from polyformer.training.recipes.recipe import merged, nested
+    from polyformer.training.recipes.recipe import merged, with_changes
 
     kind, needs, own = recipe.task.kind or "", recipe.task.needs, recipe.task.own_data
     if own is not None:
@@ -240,9 +240,7 @@ def held_out_rows(options: EvaluateOptions, recipe: "Recipe") -> "tuple[dict[str
         refuse(options, ("data",), why)
         refuse_settings(options, why)
         return {"validation": own.validation, "test": own.test}, {}
-    changes: dict[str, Any] = {}
-    for name, value in options.changes.items():
-        changes = merged(changes, nested(name.removeprefix("data."), value))
+    changes = with_changes({}, options.changes).get("data", {})
     if options.data is None:
         splits = load(DataConfig.from_dict(merged(recipe.data.to_dict(), changes), "data"), needs)
         return {"validation": splits.validation, "test": splits.test}, {}

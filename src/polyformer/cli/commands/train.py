@@ -60,11 +60,10 @@ class TrainOptions:
 
 def recipe_data(options: TrainOptions) -> dict[str, Any]:
     """Return the recipe of the resumed run, or the named or guessed recipe, with all options applied."""
-    from polyformer.training.recipes.recipe import absolute, merged, nested
+    from polyformer.training.recipes.recipe import absolute, merged, with_changes
 
     recipe = _resumed(options) if options.resume is not None else _new(options)
-    for name, value in named_settings(options).items():
-        recipe = merged(recipe, nested(name, value))
+    recipe = with_changes(recipe, named_settings(options))
     if options.pretrained is not None:
         if options.model is not None:
             raise InputError("--pretrained: the checkpoint defines the model; leave out --model")
@@ -78,8 +77,7 @@ def recipe_data(options: TrainOptions) -> dict[str, Any]:
         recipe |= {"vectors": {"path": path, "frozen": options.freeze_vectors}}
     elif options.freeze_vectors:
         raise InputError("--freeze-vectors: requires --pretrained-vectors FILE")
-    for name, value in options.changes.items():
-        recipe = merged(recipe, nested(name, value))
+    recipe = with_changes(recipe, options.changes)
     if isinstance(recipe.get("data"), dict) and not options.print:
         recipe["data"] = absolute(recipe["data"])
     return recipe

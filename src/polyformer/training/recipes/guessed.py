@@ -16,7 +16,7 @@ from polyformer.data.prepared.text import is_prepared_source
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.config import ModelConfig, max_positions
-from polyformer.training.recipes.recipe import ModelChoice, find_recipe, merged, nested
+from polyformer.training.recipes.recipe import ModelChoice, find_recipe, merged, with_changes
 from polyformer.training.recipes.sizes import with_sizes
 from polyformer.training.tasks import TaskConfig
 
@@ -50,9 +50,7 @@ def guessed_recipe(
     `name` is the recipe that the user names, if any; `changes` are the options that the user sets, by
     dotted names, which are not guessed (the caller adds them to the recipe); `pretrained` is a checkpoint.
     """
-    stated: dict[str, Any] = {}
-    for option, value in changes.items():
-        stated = merged(stated, nested(option, value))
+    stated = with_changes({}, changes)
     task = stated.get("task")
     kind = task if isinstance(task, str) else (task or {}).get("kind")
     recipe = find_recipe(name, pretrained is not None) if name else None

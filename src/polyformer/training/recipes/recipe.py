@@ -1,6 +1,7 @@
 """Recipes: all settings of a training run, by name or by file, and the paths of their data."""
 
 import dataclasses
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -180,6 +181,13 @@ def nested(path: str, value: object) -> dict[str, Any]:
     """Convert ("a.b", 1) to {a: {b: 1}}."""
     name, _, rest = path.partition(".")
     return {name: nested(rest, value) if rest else value}
+
+
+def with_changes(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with options by dotted names, in their order."""
+    for name, value in changes.items():
+        base = merged(base, nested(name, value))
+    return base
 
 
 SUFFIXES = (".yaml", ".yml")

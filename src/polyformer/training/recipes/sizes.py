@@ -15,7 +15,7 @@ from polyformer.data.guess import Guess
 from polyformer.data.image_decoding import SUFFIXES
 from polyformer.data.origins import has_validation, open_source, source_files
 from polyformer.data.prepared.text import is_prepared_source, open_prepared
-from polyformer.training.recipes.recipe import merged, nested
+from polyformer.training.recipes.recipe import with_changes
 
 CHARACTERS_PER_TOKEN = 4
 """Characters of a token, for estimates before there is a tokenizer."""
@@ -203,9 +203,7 @@ def with_sizes(
         chosen["tokenizer.vocab_size"] = size.vocab
     _explain(guessed, table, size, amount, steps, batch, chosen, stated)
     recipe = {**recipe, "model": {"preset": table.model}, "optimizer": {**table.optimizer, "lr": table.rate}}
-    for name, value in chosen.items():
-        recipe = merged(recipe, nested(name, value))
-    return recipe
+    return with_changes(recipe, chosen)
 
 
 def measured_amount(data: Mapping[str, Any], kind: str) -> Amount:
