@@ -55,8 +55,9 @@ def load_model(name: str, device: torch.device) -> nn.Module:
 
 
 def _is_saved_by_transformers(folder: Path) -> bool:
-    own = not is_checkpoint(folder) or gguf_file(folder) is not None
-    return not own and "model_type" in read_json(folder / CONFIG, dict)
+    if not is_checkpoint(folder) or gguf_file(folder) is not None:
+        return False
+    return "model_type" in read_json(folder / CONFIG, dict)
 
 
 def subjects(model: nn.Module, call: Callable[..., Any] | None = None, **options: Any) -> list[Subject]:

@@ -140,11 +140,12 @@ def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Tran
         raise InputError(f"{folder}: no such directory; expected a run, or the folder of a checkpoint")
     saved = None
     if head is None and is_checkpoint(folder):
-        described = {} if gguf_file(folder) is not None else read_json(folder / CONFIG, dict)
-        if described.get("model_type", WRAPPED) != WRAPPED:
-            saved = embedding_head(folder)
-        if saved is None and (not described or described.get("model_type", WRAPPED) != WRAPPED):
+        if gguf_file(folder) is not None:  # it has no pooling
             raise _missing_pooling(folder)
+        if read_json(folder / CONFIG, dict).get("model_type", WRAPPED) != WRAPPED:
+            saved = embedding_head(folder)
+            if saved is None:
+                raise _missing_pooling(folder)
     model = open_model(folder, device.type, saved).to(device)
     if not isinstance(model.config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
