@@ -26,6 +26,7 @@ from torch import Tensor
 from polyformer.core.labels import IGNORED
 from polyformer.data import Splits
 from polyformer.data.summaries import lead, rouge
+from polyformer.training.recipes.report import Row
 from polyformer.training.tasks import (
     Classification,
     ImageClassification,
@@ -43,7 +44,6 @@ from polyformer.training.tasks.lm import text_metrics
 from polyformer.training.tasks.ngram import NGram
 from polyformer.training.tasks.qa import exact_match, f1
 
-Row = tuple[str, dict[str, float]]
 Rows = Sequence[dict[str, Any]]
 
 WORD = re.compile(r"\w+")
