@@ -25,7 +25,7 @@ START, END = "<!-- learning -->\n", "<!-- /learning -->"
 class Step(NamedTuple):
     """A step of the path.
 
-    minutes: measured on two slow cores, rounded up. english, vietnamese: the title, and what it teaches.
+    minutes: processor time of a slow core, rounded up. english, vietnamese: the title, and what it teaches.
     translation: the page in Vietnamese, if there is one.
     """
 

@@ -1,4 +1,4 @@
-"""A mechanism whose author writes the weights alone: with those of softmax it is softmax attention."""
+"""A mechanism of which only the weights are defined: with those of softmax it is softmax attention."""
 
 import dataclasses
 from collections.abc import Iterator
