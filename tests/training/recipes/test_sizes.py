@@ -85,11 +85,19 @@ def test_what_the_user_states_is_left_and_not_explained(pairs: str):
     assert not [line for line in lines if any(f"--{option})" in line for option in changes)]
 
 
-def test_a_model_that_the_user_names_keeps_the_recipe(pairs: str):
-    recipe, lines = chosen(pairs, {"model": "transformer-base"})
+@pytest.mark.parametrize("option", ["model", "model.preset"])
+def test_a_model_that_the_user_names_keeps_the_recipe(pairs: str, option: str):
+    recipe, lines = chosen(pairs, {option: "transformer-base"})
     assert recipe.model.preset == "transformer-base"
     assert recipe.optimizer.kind == "adam"
     assert not any(line.startswith("guessed model") for line in lines)
+
+
+def test_an_attention_that_the_user_names_needs_no_dropout(pairs: str):
+    recipe, _ = chosen(pairs, {"model.encoder.attention": "linformer"})
+    model: Any = recipe.model_config()
+    assert model.hidden_size == 128
+    assert model.encoder.attention.mechanism.kind == "linformer"
 
 
 @pytest.mark.parametrize("name", [None, "classify"])

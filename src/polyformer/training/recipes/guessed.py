@@ -80,7 +80,8 @@ def guessed_recipe(
         recipe = for_checkpoint(recipe, guessed, pretrained)
     elif guessed.kind == "classify_image":
         recipe = for_labels(recipe, options, guessed, usual=name is None)
-    if pretrained is None and name in (None, *BASES.values(), "default") and "model" not in changes:
+    named = pretrained is not None or not {"model", "model.preset"}.isdisjoint(changes)
+    if not named and name in (None, *BASES.values(), "default"):
         recipe = with_sizes(recipe, {**recipe["data"], **options}, changes, guessed)
     return _for_model(recipe, stated, pretrained, guessed), guessed.said
 

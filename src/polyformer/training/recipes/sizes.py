@@ -194,8 +194,7 @@ def with_sizes(
     number = "task.batch_tokens" if size.vocab else "task.batch_size"
     batch = int(stated.get(number, table.batch))
     steps = int(stated.get("training.steps", chosen_steps(size, amount, batch, len(table.stacks))))
-    hidden = int(stated.get("model.hidden_size", size.hidden))
-    chosen = {number: batch, **_model_options(table, size, hidden), **_training_options(data, steps)}
+    chosen = {number: batch, **_model_options(table, size, stated), **_training_options(data, steps)}
     chosen |= table.settings
     if "task.max_length" in chosen:
         chosen["task.max_length"] = min(chosen["task.max_length"], batch)
@@ -254,8 +253,13 @@ def chosen_steps(size: Size, amount: Amount, batch: int, sides: int) -> int:
     return max(LEAST_STEPS, min(size.steps, steps - steps % 10))
 
 
-def _model_options(table: Table, size: Size, hidden: int) -> dict[str, Any]:
-    """Return the options of the model. Attention weights have no dropout, which costs half of the time."""
+def _model_options(table: Table, size: Size, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the model, except the preset.
+
+    Attention weights have no dropout, which costs half of the time, unless the user states an attention:
+    other mechanisms may have no such option.
+    """
+    hidden = int(stated.get("model.hidden_size", size.hidden))
     options: dict[str, Any] = {
         "num_hidden_layers": size.layers,
         "hidden_size": hidden,
@@ -263,8 +267,8 @@ def _model_options(table: Table, size: Size, hidden: int) -> dict[str, Any]:
         "intermediate_size": table.feedforward * hidden,
         "dropout": size.dropout,
     }
-    for stack in table.stacks:
-        options[f"{stack}.attention.mechanism.dropout"] = 0.0
+    if all({"attention", "mechanism"}.isdisjoint(name.split(".")) for name in stated):
+        options |= {f"{stack}.attention.mechanism.dropout": 0.0 for stack in table.stacks}
     return {f"model.{name}": value for name, value in options.items()}
 
 
