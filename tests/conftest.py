@@ -2,8 +2,9 @@
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 import nights
 from browsers import HOW, find_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 NO_BROWSER = f"browser tests: not run, because no Chromium is installed; {HOW}"
 
@@ -48,6 +52,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if in_browser and find_browser() is None:
         for item in in_browser:
             item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """A Chromium; a process may have only one, as playwright's loop of events runs until the end."""
+    from playwright.sync_api import sync_playwright  # tests without a browser do not need the package
+
+    path = find_browser()
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

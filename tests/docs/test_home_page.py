@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from playwright.sync_api import Browser, sync_playwright
-
-from browsers import find_browser
+from playwright.sync_api import Browser
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

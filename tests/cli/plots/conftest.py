@@ -5,17 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
-
-from browsers import find_browser
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture
