@@ -13,9 +13,8 @@ from shared_models import defined, shared
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.plan import BACKENDS
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from polyformer.core.recorder import Recorder
+from polyformer.core.instrumentation import Recorder
 
 Of = Literal["tokens", "queries", "keys"]
 

@@ -10,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import flex, sdpa
 from polyformer.attention.functional.backends.tiled import work_items
-from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Window
 from polyformer.core.ops.batched_products import HalfProducts, product_kernel
 from polyformer.core.sequence.context import Context

@@ -14,8 +14,7 @@ from attention_cases import LargestTensor, dense, patterns, random_context
 from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.backends import block_masks, flex
 from polyformer.attention.functional.backends.block_masks import BLOCK
-from polyformer.attention.functional.call import Call
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import BlockWindow, Causal, Documents, Global, Pattern, PerHead, Window
 from polyformer.attention.patterns.implied import Full, implied
 from polyformer.core.sequence.context import Context

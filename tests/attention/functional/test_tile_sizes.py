@@ -11,8 +11,7 @@ from polyformer.attention.functional.backends.tiled import tuning, work_items
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
 from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
 from polyformer.attention.functional.backends.tiled.tuning import TILES
-from polyformer.attention.functional.call import Call
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
 from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, NEVER, BatchedProducts

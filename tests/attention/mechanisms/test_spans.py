@@ -8,8 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
 from polyformer.attention.functional.backends.tiled.tiles import plan
-from polyformer.attention.functional.call import Call
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpan, spans
 from polyformer.attention.mechanisms.spans import Spans

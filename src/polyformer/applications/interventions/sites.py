@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from polyformer.attention.functional.call import Call, edited_calls
+from polyformer.attention.functional.request import Call, edited_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import edited_weights
 from polyformer.models.attached.attention_layers import attention_layers

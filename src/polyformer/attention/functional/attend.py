@@ -1,26 +1,44 @@
 """`attend`: softmax attention for any pattern and any score function, through one of several backends.
 
-A call is prepared (`request`), planned (`plan`) and run; `explain` returns the plan.
+A call is prepared (`request`), planned (`plan`) and run; `explain` returns the plan. Plans are stored, so
+that calls that differ only in the numbers of q, k and v are checked and planned once, such as the calls of
+the layers of a model.
 """
 
+import dataclasses
 import logging
-from typing import Any, Literal, overload
+import threading
+from collections.abc import Hashable
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.call import Call, check_dense, edited_calls, refuse_unknown
-from polyformer.attention.functional.isolation import run_isolated
-from polyformer.attention.functional.plan import Leaf, Plan, plan
-from polyformer.attention.functional.recalled import recall, recall_key, remember
+from polyformer.attention.functional.backends import sdpa
+from polyformer.attention.functional.isolation import is_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import Request, observe, prepare
+from polyformer.attention.functional.request import (
+    Call,
+    Request,
+    check_dense,
+    edited_calls,
+    is_ordinary,
+    observe,
+    prepare,
+    refuse_unknown,
+)
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.attention.patterns.composition import simple_parts
+from polyformer.attention.patterns.mod_cache import rule_key
+from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.precision import in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 
 log = logging.getLogger(__name__)
+
+Output = Tensor | tuple[Tensor, Tensor | None]
 
 
 @overload
@@ -108,28 +126,194 @@ def attend(
     call = Call(
         q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, return_lse
     )
+    if torch._C._is_any_autocast_enabled() and isinstance(q, Tensor) and is_autocast(q.device.type):
+        call = call._replace(q=in_autocast_type(q), k=in_autocast_type(k), v=in_autocast_type(v))
+        with without_autocast(q):
+            return _attend(call)
+    return _attend(call)
+
+
+def _attend(call: Call) -> Output:
+    """Run a call by its stored plan, or else prepare, plan and run it, and store the plan."""
+    key = plan_key(call)
+    if key is not None:
+        stored = find_plan(call, key)
+        if stored is not None and (out := stored.run(call)) is not None:
+            return out
     check_dense(call)
     call = edited_calls.edit(call)
-    key = recall_key(call)
-    if key is not None and (out := recall(call, key)) is not None:
-        return out
-    request = prepare(call, key)
+    request = prepare(call, key is not None and _repeats(call))
     observe(request)
-    with without_autocast(q):  # `prepare` has already cast the inputs as autocast would
-        out, lse = run_isolated(request, _run)
-    return (out, lse) if return_lse else out
+
+    def run(request: Request) -> tuple[Tensor, Tensor | None]:
+        steps = plan(request)
+        if not torch.compiler.is_compiling():
+            log.debug("attend: %s", steps)
+        stored = None if key is None else _store(key, call, steps)
+        if isinstance(stored, StoredKernel):
+            return stored.kernel(request.q, request.k, request.v, request.dropout), None
+        return steps.run()
+
+    out, lse = run_isolated(request, run)
+    return (out, lse) if call.return_lse else out
 
 
-def _run(request: Request) -> tuple[Tensor, Tensor | None]:
-    """Plan and run a call; store a plan that consists of a single fused kernel, for repeated calls."""
-    steps = plan(request)
-    if not torch.compiler.is_compiling():
-        log.debug("attend: %s", steps)
+class StoredPlan(Protocol):
+    """The plan of a call without its inputs. `run` returns None if the call needs another plan."""
+
+    def run(self, call: Call) -> Output | None: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredKernel:
+    """A run of torch's fused attention. gradients: whether the call requires any."""
+
+    kernel: sdpa.Plan
+    gradients: bool
+
+    def run(self, call: Call) -> Tensor | None:
+        """Return the output [B, H, Tq, Dv]; None if a NaN or infinity must be isolated."""
+        q, k, v = call.q, call.k, call.v
+        if not self.kernel.hides:
+            return self.kernel(q, k, v, call.dropout)
+        if q.device.type != "cpu":
+            if call.context is not None:
+                k, v = without_padding_keys(k, v, call.context)
+            return self.kernel(q, k, v, call.dropout)
+        if self.gradients:
+            return self.kernel(q, k, v, call.dropout) if is_finite(k) and is_finite(v) else None
+        out = self.kernel(q, k, v, call.dropout)
+        return out if is_finite(out) else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredBackend:
+    """A run of a backend. options: the fields of its request besides q, k, v and the context."""
+
+    backend: str
+    options: dict[str, Any]
+    own_context: Context | None  # of a call without a context
+
+    def run(self, call: Call) -> Output:
+        """Return the output [B, H, Tq, Dv], and the log-sum-exp if the call asks for it."""
+        context = call.context or self.own_context
+        assert context is not None
+        request = Request(call.q, call.k, call.v, context, **self.options)
+        out, lse = run_isolated(request, BACKENDS[self.backend].run)
+        return (out, lse) if call.return_lse else out
+
+
+_plans: dict[Hashable, StoredPlan] = {}
+"""Stored plans of small calls that numbers describe completely, the oldest first."""
+
+_lock = threading.Lock()
+
+STORED, SMALL = 64, 1 << 20
+"""The most plans in `_plans`, and the most scores of such a call: masks stay in memory."""
+
+
+def plan_key(call: Call) -> Hashable | None:
+    """Return the key under which the plan of a call is stored, or None if it cannot be used again.
+
+    Functions of indices may read values that change. Tracers, transforms of `torch.func` and instruments
+    look into a call, so it is planned anew. The context stores the plans of its calls.
+    """
+    q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, return_lse = (
+        call
+    )
+    if not (type(q) is type(k) is type(v) is Tensor) or score_mod is not None or layout is not None:
+        return None
+    if not is_ordinary() or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    grad = torch.is_grad_enabled()
+    if relative is not None and (grad or context is None):
+        return None
+    if context is not None and context.shard is not None:
+        return None
+    if not (pattern is None or isinstance(pattern, str | Pattern)) and (pattern := rule_key(pattern)) is None:
+        return None
+    if mask_mod is not None and (mask_mod := rule_key(mask_mod)) is None:
+        return None
+    gradients = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
+    mode = grad, gradients, torch.is_inference_mode_enabled()
+    form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    numbers = None if context is None else context.numbers
+    return pattern, mask_mod, relative, scale, dropout, backend, return_lse, numbers, mode, form
+
+
+def _repeats(call: Call) -> bool:
+    """Return whether other layers will make the same call without gradients, so that a mask pays."""
+    usual = not call.dropout and call.backend == "auto" and not call.return_lse
+    return call.context is not None and usual and not torch.is_grad_enabled()
+
+
+def _store(key: Hashable, call: Call, steps: Plan) -> StoredPlan | None:
+    """Store and return a plan that is a single run of a backend and depends on nothing but the key."""
+    if not isinstance(steps, Leaf) or steps.request.score_mod is not None or call.q.layout != torch.strided:
+        return None
+    if not _is_fixed(call.pattern, steps.request.pattern):
+        return None
+    stored = stored_plan(steps, call)
+    if _is_shared(call) and is_value(call.pattern) and steps.request.pairs <= SMALL:
+        with _lock:
+            while len(_plans) >= STORED:
+                del _plans[next(iter(_plans))]
+            _plans[key] = stored
+    elif call.context is not None:
+        call.context.recalled()[key] = stored
+    return stored
+
+
+def find_plan(call: Call, key: Hashable) -> StoredPlan | None:
+    """Return the stored plan of a call, or None."""
+    stored = _plans.get(key) if _is_shared(call) else None
+    if stored is None and call.context is not None:
+        stored = call.context.recalled().get(key)
+    return stored
+
+
+def _is_shared(call: Call) -> bool:
+    """Return whether numbers describe a call completely, so that calls of other contexts have its plan.
+
+    Steps of decoding, with a single query, have other lengths each time.
+    """
+    context = call.context
+    return context is None or (context.numbers is not None and call.relative is None and call.q.shape[2] > 1)
+
+
+def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:
+    """Return a plan without the inputs of its call."""
+    request = leaf.request
     # Terms of position keys depend on the queries, so their mask differs between calls.
     by_content = request.relative is not None and request.relative.position_keys is not None
-    if request.key is not None and not by_content and isinstance(steps, Leaf) and steps.backend == "sdpa":
-        return remember(request)(request.q, request.k, request.v), None
-    return steps.run()
+    if leaf.backend == "sdpa" and not by_content:
+        gradients = any(x.requires_grad for x in (request.q, request.k, request.v))
+        return StoredKernel(sdpa.plan(request), torch.is_grad_enabled() and gradients)
+    names = [field.name for field in dataclasses.fields(Request)]
+    options = {name: getattr(request, name) for name in names if name not in ("q", "k", "v", "context")}
+    return StoredBackend(leaf.backend, options, request.context if call.context is None else None)
+
+
+def _is_fixed(stated: Pattern | MaskMod | str | None, rule: Pattern | None) -> bool:
+    """Return whether the rule of a call depends only on its key.
+
+    stated: the pattern of the call. rule: with the limits of the context, and with functions bound.
+    """
+    if isinstance(stated, Pattern) and not stated.is_static():
+        return False
+    parts = [] if rule is None else simple_parts(rule)
+    return all(part.is_static() or (isinstance(part, MaskModPattern) and part.is_program()) for part in parts)
+
+
+def is_value(part: object) -> bool:
+    """Return whether a pattern consists of numbers and names, so that equal patterns have equal rules."""
+    if callable(part) and not isinstance(part, Pattern):
+        return True  # `plan_key` has looked into the function
+    if isinstance(part, Pattern):
+        return all(is_value(getattr(part, field.name)) for field in dataclasses.fields(part))
+    if isinstance(part, tuple):
+        return all(map(is_value, part))
+    return part is None or isinstance(part, int | float | str)
 
 
 @names_wrong_types_of(attend)
@@ -144,4 +328,4 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
         refuse_unknown("explain", sorted(unknown))
     call = Call(q, k, v, **options)
     check_dense(call)
-    return plan(prepare(call, recall_key(call)))
+    return plan(prepare(call, plan_key(call) is not None and _repeats(call)))

@@ -212,7 +212,7 @@ Plan: TypeAlias = Nothing | Leaf | Branch | ContextParallel | GraphLeaf
 def plan(request: Request) -> Plan:
     """Return the plan of a request: by its backend, or by the first that can run it, split if that is faster.
 
-    If calls of other layers use the plan again (`request.key`), a shared mask costs less than a split call.
+    If other layers repeat the call (`request.repeats`), a shared mask costs less than a split call.
     """
     if (calls := current_graph_calls()) is not None:
         leaf = for_any_length(request)
@@ -224,7 +224,7 @@ def plan(request: Request) -> Plan:
         return ContextParallel(dataclasses.replace(request, return_lse=True), *choose_strategy(request))
     if not (request.q.shape[0] and request.q.shape[2]) and not recording():
         return Nothing(request)
-    leaf = None if request.key is None else choose(request)
+    leaf = choose(request) if request.repeats else None
     if leaf is not None and leaf.backend == "sdpa":
         return leaf
     # Splitting reads the values of index tensors, which would break a compiled graph.
@@ -260,7 +260,7 @@ def refuse_recording(context: Context) -> None:
 def _branch(split: Split) -> Branch:
     """Return a split call with the plans of its parts."""
     requests = (
-        dataclasses.replace(part, return_lse=part.return_lse or split.needs_lse, key=None)
+        dataclasses.replace(part, return_lse=part.return_lse or split.needs_lse, repeats=False)
         for part in split.requests
     )
     return Branch(split, tuple(map(plan, requests)))

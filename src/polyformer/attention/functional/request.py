@@ -1,28 +1,112 @@
-"""The request of an attention call, checked and completed, which every backend receives."""
+"""The arguments of `attend` as a value (`Call`), and checked and completed as a `Request` for a backend."""
 
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from polyformer.attention.functional.call import Call, check
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
 from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
-from polyformer.core.errors import InputError
-from polyformer.core.ops.precision import autocast_device, is_autocast
+from polyformer.core.errors import InputError, quote
+from polyformer.core.instrumentation import Editor, Recorder, installed
+from polyformer.core.ops.precision import in_autocast_type
 from polyformer.core.ops.softmax import recording
 from polyformer.core.recorded_graph import is_recorded
-from polyformer.core.recorder import Recorder
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
+
+TORCH_ARGUMENTS = {
+    "attn_mask": (
+        "pass a boolean mask [B, H, Tq, Tk] as mask_mod=lambda b, h, q_idx, kv_idx: "
+        "mask[b, h, q_idx, kv_idx], and numbers to add to the scores by a score_mod"
+    ),
+    "is_causal": 'use pattern="Causal()", which aligns the last query with the last key',
+    "dropout_p": "use dropout",
+    "enable_gqa": "leave it out: the shapes of q and k say how many queries share a key",
+}
+"""Arguments of torch's `scaled_dot_product_attention` and their counterparts in `attend`."""
+
+
+class Call(NamedTuple):
+    """Arguments of `attend`, which describes them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pattern: Pattern | MaskMod | str | None = None
+    mask_mod: MaskMod | None = None
+    layout: Where | None = None
+    score_mod: ScoreMod | None = None
+    relative: Relative | None = None
+    context: Context | None = None
+    scale: float | None = None
+    dropout: float = 0.0
+    backend: str = "auto"
+    return_lse: bool = False
+
+
+edited_calls: Editor[Call] = Editor("edited_calls")
+"""Replaces the arguments of every call of `attend`."""
+
+
+def refuse_unknown(function: str, names: Iterable[str]) -> NoReturn:
+    """Raise an error for keyword arguments that a function does not take.
+
+    Raises:
+        InputError: an argument of torch's function, with its counterpart.
+        TypeError: any other argument.
+    """
+    for name in names:
+        if name in TORCH_ARGUMENTS:
+            raise InputError(f"{name}: no argument of {function}, only of torch's; {TORCH_ARGUMENTS[name]}")
+    raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(names))!r}")
+
+
+def check_dense(call: Call) -> None:
+    """Raise `InputError` unless the inputs of a call are dense tensors."""
+    for name, tensor in zip("qkv", call):
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
+    """Raise `InputError` unless the shapes, types and devices of a call match."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise InputError(
+                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
+            )
+    if not (q.dtype == k.dtype == v.dtype):
+        raise InputError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them first")
+    if not q.is_floating_point():
+        raise InputError(f"q, k, v: expected a floating dtype, got {q.dtype}")
+    if not (q.device == k.device == v.device):
+        raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
+    if k.shape[:3] != v.shape[:3]:
+        raise InputError(
+            f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(f"q, k: expected the same batch and width, got {tuple(q.shape)}, {tuple(k.shape)}")
+    if q.shape[3] == 0:
+        raise InputError(f"q, k: expected a width of 1 or more, got {tuple(q.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise InputError(f"k: expected a number of heads that divides {q.shape[1]}, got {k.shape[1]}")
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +123,7 @@ class Request:
         dropout: probability that an attention weight is dropped.
         backend: "auto", or the only backend that may run the call.
         return_lse: whether the backend must return the log-sum-exp.
-        key: the key under which `recalled` stores the plan, or None if calls of other layers cannot use it.
+        repeats: whether other layers make the same call of this context, so that a mask pays.
     """
 
     q: Tensor
@@ -53,7 +137,7 @@ class Request:
     dropout: float = 0.0
     backend: str = "auto"
     return_lse: bool = False
-    key: Hashable | None = None
+    repeats: bool = False
 
     @property
     def groups(self) -> int:
@@ -81,13 +165,13 @@ def score_scale(scale: float | None, width: int) -> float:
     return 1 / math.sqrt(width) if scale is None else scale
 
 
-def prepare(call: Call, key: Hashable | None = None) -> Request:
+def prepare(call: Call, repeats: bool = False) -> Request:
     """Return the request of a call; raises `InputError` for invalid arguments."""
     q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, *_ = call
     spread = context is not None and context.shard is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
-    q, k, v = _autocast(q, k, v)
+    q, k, v = map(in_autocast_type, (q, k, v))
     check(q, k, v, call.dropout)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise InputError(f"scale: expected a finite number, got {scale}")
@@ -113,7 +197,18 @@ def prepare(call: Call, key: Hashable | None = None) -> Request:
         score_mod = Mod.of(score_mod, "score_mod", score_type, q.device, context.offset if by_slot else 0)
         score_mod = by_slots(score_mod, context.shard, q.device)
     request = Request(
-        q, k, v, context, limits, relative, score_mod, scale, call.dropout, call.backend, call.return_lse, key
+        q,
+        k,
+        v,
+        context,
+        limits,
+        relative,
+        score_mod,
+        scale,
+        call.dropout,
+        call.backend,
+        call.return_lse,
+        repeats,
     )
     if relative is None or context.last_position is None:
         return request
@@ -150,13 +245,15 @@ def combine_patterns(
     return rule if pattern is None else as_pattern(pattern) & rule
 
 
-def _autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs in the type of autocast if it is on, except float64 and other kinds of numbers."""
-    device = autocast_device(inputs[0])
-    if not is_autocast(device):
-        return inputs
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in inputs)
+def is_ordinary() -> bool:
+    """Return whether no compiler, tracer, transform or instrument looks into the operations of a call."""
+    return not (
+        torch.compiler.is_compiling()
+        or installed
+        or is_in_torch_dispatch_mode()
+        or torch._C._get_tracing_state() is not None
+        or transformed()
+    )
 
 
 def is_traced() -> bool:

@@ -14,10 +14,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.call import Call
 from polyformer.attention.functional.dense_pairs import DensePairs
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.functional.request import prepare
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.patterns.base import Pattern

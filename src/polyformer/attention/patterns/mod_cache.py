@@ -51,6 +51,15 @@ def cached_program(
     return program
 
 
+def rule_key(function: Callable[..., Any]) -> Hashable | None:
+    """Return a value that is equal for mods with equal results: the code, and the numbers that it reads.
+
+    None if the mod reads a tensor or anything else that may change.
+    """
+    captures = _captures(function)
+    return None if captures is None or captures[1] else captures[0]
+
+
 def _captures(function: Callable[..., Any]) -> Captures | None:
     """Return a description of all values that a function reads from outside, and the tensors among them.
 
@@ -59,6 +68,10 @@ def _captures(function: Callable[..., Any]) -> Captures | None:
     """
     if not isinstance(function, types.FunctionType):
         return None
+    code = function.__code__
+    defaults = function.__defaults__ or function.__kwdefaults__
+    if not (function.__closure__ or defaults or _names(code)):
+        return (code,), []
     parts: list[Hashable] = []
     tensors: list[Tensor] = []
     waiting: list[Any] = [function]
@@ -74,7 +87,7 @@ def _captures(function: Callable[..., Any]) -> Captures | None:
         elif _is_constant(value):
             parts.append(id(value))
         elif isinstance(value, types.FunctionType):
-            parts.append(id(value.__code__))
+            parts.append(value.__code__)
             if id(value) not in seen:
                 seen.add(id(value))
                 waiting.extend(_reads(value))

@@ -30,6 +30,10 @@ class MaskModPattern(Pattern, named=False):
         """Return False: a function may read values that change, and keep them alive."""
         return False
 
+    def is_program(self) -> bool:
+        """Return whether the function is bound and is known to depend on its indices only."""
+        return isinstance(self.function, Mod) and self.function.program is not None and self.where is None
+
     def bind(self, by_slot: bool, device: torch.device) -> Pattern:
         """Run the function once on scalars, which shows whether its indices may broadcast."""
         if is_own(self.function):

@@ -28,6 +28,14 @@ def is_autocast(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
+def in_autocast_type(x: Tensor) -> Tensor:
+    """Return `x` in the type of autocast if it is on, except float64 and other kinds of numbers."""
+    device = autocast_device(x)
+    if not is_autocast(device) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context where operations run in the precision of their inputs, on the device of `x`."""
     device = autocast_device(x)

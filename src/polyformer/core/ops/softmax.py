@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from polyformer.core.editor import Editor
-from polyformer.core.recorder import Recorder
+from polyformer.core.instrumentation import Editor, Recorder
 
 _recorder: Recorder[Tensor] = Recorder("attention_tap")
 

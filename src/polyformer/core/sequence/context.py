@@ -87,10 +87,16 @@ class Context:
 
     tables: tuple[Tensor, ...] = dataclasses.field(default=(), init=False, repr=False)
     versions: list[int] = dataclasses.field(default_factory=list, init=False, repr=False)
+    # All that the context says if these are numbers; None if it has tables or is part of a longer sequence.
+    numbers: Hashable = dataclasses.field(default=None, init=False, repr=False)
 
     @names_wrong_fields
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
+        if not (self.tables or self.shard or self.whole or isinstance(self.q_start, Tensor)):
+            lengths = self.q_len, self.kv_len, self.q_start, self.prefix, self.skipped
+            limits = self.causal, self.distance_range, self.last_position, self.image
+            object.__setattr__(self, "numbers", (lengths, limits))
         for name in BY_ROW if self.tables else ():
             length = self.q_len if name.startswith("q_") else self.kv_len
             if name == "relations" and self.whole is not None:  # columns are all slots, on every process

@@ -14,8 +14,8 @@ from polyformer.attention.functional.score_options import attend_with_sink, soft
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods
-from polyformer.core.editor import Editor
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import Editor
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound

@@ -18,8 +18,8 @@ from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
 from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import collecting
 from polyformer.core.ops.packed_weights import PackedCopies
-from polyformer.core.recorder import collecting
 from polyformer.models.generation.fixed_step import FixedStep
 from polyformer.models.generation.step_graph import StepGraph, keep, take
 from polyformer.models.outputs import ModelState

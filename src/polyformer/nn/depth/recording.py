@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from polyformer.core.recorder import Recorder
+from polyformer.core.instrumentation import Recorder
 
 _depths: Recorder[Tensor] = Recorder("depths")
 _states: Recorder[list[Tensor]] = Recorder("states")

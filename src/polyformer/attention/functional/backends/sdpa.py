@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from polyformer.attention.functional.backends import flex
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import Request, indices
+from polyformer.attention.functional.request import Request, indices, is_ordinary
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.implied import Causal, Full, Padding
@@ -177,7 +177,8 @@ def plan(request: Request) -> Plan:
     if plain is None:
         pattern = request.pattern
         assert pattern is not None, "everything is allowed: no mask is needed"
-        numbers = request.q.dtype if request.q.device.type == "cuda" and relative is None else None
+        adds = relative is None and (request.q.is_cuda or is_ordinary())
+        numbers = request.q.dtype if adds else None
         key = "mask", pattern, request.q.device, numbers
         mask, empty = context.once(key, lambda: _mask(pattern, request, numbers))
     if relative is not None:
@@ -227,25 +228,29 @@ def _bias(relative: Relative, request: Request) -> Tensor:
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
-def _mask(pattern: Pattern, request: Request, numbers: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Return the mask, and its rows without a key.
+def _mask(pattern: Pattern, request: Request, numbers: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+    """Return the mask, and its rows without a key; None if it is known to have no such row.
 
     A row without a key gets all keys in the mask, and its output is set to zero later: the kernels differ in
     their results for such a row, forward and backward.
 
-    numbers: the type of a mask to be added to the scores, or None for a mask of bool. On CUDA torch converts
-    a mask of bool for each layer, and each layer keeps it for the backward pass.
+    numbers: the type of a mask to be added to the scores, or None for a mask of bool. Torch converts a mask
+    of bool for each layer, and each layer keeps it for the backward pass.
     """
     mask = pattern.mask(request.context, *indices(request))
     # [Tq, Tk] or [B, H, Tq, Tk]: torch expects four axes.
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
-    empty = ~mask.any(-1, keepdim=True)
+    empty: Tensor | None = ~mask.any(-1, keepdim=True)
+    if mask.is_cpu and is_ordinary() and not empty.any():
+        empty = None
+    seen = mask.contiguous() if empty is None else mask | empty
     if numbers is None:
-        return mask | empty, empty
+        return seen, empty
     keys = mask.shape[3]
-    # The kernel copies a mask with rows that do not begin at a multiple of 8 entries.
-    added = torch.zeros(*mask.shape[:3], -(-keys // 16) * 16, dtype=numbers, device=mask.device)[..., :keys]
-    return added.masked_fill_(~(mask | empty), -torch.inf), empty
+    # On CUDA the kernel copies a mask with rows that do not begin at a multiple of 8 entries.
+    columns = -(-keys // 16) * 16
+    added = torch.zeros(*mask.shape[:3], columns, dtype=numbers, device=mask.device)[..., :keys]
+    return added.masked_fill_(~seen, -torch.inf), empty
 
 
 def _share(pattern: Pattern, heads: int, context: Context) -> float:

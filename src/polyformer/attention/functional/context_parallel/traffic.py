@@ -3,7 +3,7 @@
 import dataclasses
 from contextlib import AbstractContextManager
 
-from polyformer.core.recorder import Recorder
+from polyformer.core.instrumentation import Recorder
 
 
 @dataclasses.dataclass(frozen=True)
