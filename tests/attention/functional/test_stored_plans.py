@@ -108,7 +108,7 @@ def defined(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 PLACES = torch.arange(20)
-RULES = {
+RULES: dict[str, Any] = {
     "text": "Window(3)",
     "object": Window(3, 1) | Global(1),
     "mod": lambda b, h, i, j: (i - j) % 3 != 1,
@@ -132,10 +132,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_equal_calls_are_planned_once(planned: list[int], rule: str, of_context: bool, gradients: bool):
     for seed in range(3):
         q, k, v = (x.requires_grad_(gradients) for x in squares(seed))
-        context = {"context": Context(9, 9, causal=True)} if of_context else {}
-        got = attend(q, k, v, pattern=RULES[rule], **context)
+        context = Context(9, 9, causal=True) if of_context else None
+        got = attend(q, k, v, pattern=RULES[rule], context=context)
         before = len(planned)
-        expected = defined(q, k, v, pattern=RULES[rule], **context)
+        expected = defined(q, k, v, pattern=RULES[rule], context=context)
         del planned[before:]
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
         if gradients:
