@@ -126,15 +126,16 @@ def attend(
     call = Call(
         q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, return_lse
     )
+    return attend_call(call)
+
+
+def attend_call(call: Call) -> Any:
+    """Return `attend` of these arguments: by the stored plan of the call, or else by a plan that is stored."""
+    q = call.q
     if torch._C._is_any_autocast_enabled() and isinstance(q, Tensor) and is_autocast(q.device.type):
-        call = call._replace(q=in_autocast_type(q), k=in_autocast_type(k), v=in_autocast_type(v))
+        inputs = {name: in_autocast_type(getattr(call, name)) for name in "qkv"}
         with without_autocast(q):
-            return _attend(call)
-    return _attend(call)
-
-
-def _attend(call: Call) -> Output:
-    """Run a call by its stored plan, or else prepare, plan and run it, and store the plan."""
+            return attend_call(call._replace(**inputs))
     key = plan_key(call)
     if key is not None:
         stored = find_plan(call, key)
@@ -237,8 +238,26 @@ def plan_key(call: Call) -> Hashable | None:
     gradients = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
     mode = grad, gradients, torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
-    numbers = None if context is None else context.numbers
+    numbers = None if context is None else context.numbers or "tables"
+    if sees_every_key(call):
+        numbers, form = "every key", (q.shape, k.shape[:2], *form[3:])
     return pattern, mask_mod, relative, scale, dropout, backend, return_lse, numbers, mode, form
+
+
+def sees_every_key(call: Call) -> bool:
+    """Return whether a call is a step of decoding in which the query sees all keys, whatever their number.
+
+    The step runs torch's fused kernel, which needs no mask, so that all steps have one plan.
+    """
+    q, k, v, pattern, mask_mod, context = call.q, call.k, call.v, call.pattern, call.mask_mod, call.context
+    if context is None or context.numbers is None or q.dim() != 4 or q.shape[2] != 1:
+        return False
+    if not (pattern is mask_mod is call.relative is None) or call.dropout or call.backend != "auto":
+        return False
+    if context.q_len != 1 or not (k.shape == v.shape and k.shape[2:] == (context.kv_len, q.shape[3])):
+        return False
+    last = context.q_start is None or context.q_start >= context.kv_len - 1
+    return (last or not context.causal) and k.shape[2] > 0 and (q.is_cpu or q.dtype != torch.float64)
 
 
 def _repeats(call: Call) -> bool:
@@ -266,7 +285,7 @@ def _store(key: Hashable, call: Call, steps: Plan) -> StoredPlan | None:
 
 def find_plan(call: Call, key: Hashable) -> StoredPlan | None:
     """Return the stored plan of a call, or None."""
-    stored = _plans.get(key) if _is_shared(call) else None
+    stored = _plans.get(key)
     if stored is None and call.context is not None:
         stored = call.context.recalled().get(key)
     return stored
@@ -275,10 +294,12 @@ def find_plan(call: Call, key: Hashable) -> StoredPlan | None:
 def _is_shared(call: Call) -> bool:
     """Return whether numbers describe a call completely, so that calls of other contexts have its plan.
 
-    Steps of decoding, with a single query, have other lengths each time.
+    Other steps of decoding than `sees_every_key` have other lengths each time.
     """
     context = call.context
-    return context is None or (context.numbers is not None and call.relative is None and call.q.shape[2] > 1)
+    if context is None or context.numbers is None or call.relative is not None:
+        return context is None
+    return call.q.shape[2] > 1 or sees_every_key(call)
 
 
 def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:

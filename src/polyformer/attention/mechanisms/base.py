@@ -254,6 +254,9 @@ def check_head_size(head_size: int) -> None:
 class Mechanism(nn.Module):
     """Base class of attention modules, which mix the values of each head."""
 
+    reads_plain_positions = True
+    """False if `position` may be None for a scheme that adds no terms to the scores (`Position.is_plain`)."""
+
     def share_parameters(self, first: "Mechanism") -> None:
         """Share parameters with the stack's `first` layer, if layers of this member share any."""
 

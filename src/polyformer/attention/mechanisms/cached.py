@@ -1,11 +1,13 @@
 """The base of mechanisms that attend to the keys of a KV cache by `attend`."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend_call
 from polyformer.attention.functional.parts import RotatedPart, attend_parts
+from polyformer.attention.functional.request import Call
 from polyformer.attention.functional.score_options import attend_with_sink
 from polyformer.attention.mechanisms.base import Mechanism, PositionTerms
 from polyformer.attention.patterns.base import Pattern, ScoreMod
@@ -38,7 +40,7 @@ class CachedAttention(Mechanism):
         position: PositionTerms,
         *,
         pattern: Pattern | None = None,
-        mods: Iterable[ScoreMod] = (),
+        mods: Sequence[ScoreMod] = (),
         scale: float | None = None,
         sink: Tensor | None = None,
     ) -> Tensor:
@@ -47,6 +49,11 @@ class CachedAttention(Mechanism):
         mods: functions of the scores, after the terms of the position scheme. sink: [H], the score of a key
         without a value.
         """
+        dropout, backend = self.config.dropout if self.training else 0.0, self.config.backend
+        if position is None and sink is None:
+            mod = chain_score_mods(mods) if mods else None
+            call = Call(q, k, v, pattern, None, None, mod, None, context, scale, dropout, backend)
+            return attend_call(call)
         parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
         of_position = None if position is None else position.score_mod(q, k, context)
         options: dict[str, Any] = {
@@ -54,8 +61,8 @@ class CachedAttention(Mechanism):
             "relative": None if position is None else position.relative(q, k, context),
             "context": context,
             "scale": scale,
-            "dropout": self.config.dropout if self.training else 0.0,
-            "backend": self.config.backend,
+            "dropout": dropout,
+            "backend": backend,
         }
         if sink is None:
             return attend_parts(parts, v, pattern, **options)

@@ -61,6 +61,8 @@ class SoftmaxConfig(PairWeightsConfig):
 class SoftmaxAttention(CachedAttention):
     """Softmax attention by `attend`, with a KV cache as state."""
 
+    reads_plain_positions = False
+
     def __init__(self, config: SoftmaxConfig, num_heads: int):
         super().__init__()
         self.config = config
@@ -85,8 +87,9 @@ class SoftmaxAttention(CachedAttention):
             k, v, state = appended(state, k, v)
         config = self.config
         pattern, mods = config.pattern, () if config.soft_cap is None else (soft_cap(config.soft_cap),)
-        # Tables of relative positions are then computed only for distances inside the pattern.
-        context = context.within_distances(None if pattern is None else pattern.distance_range())
+        if position is not None and pattern is not None:
+            # Tables of relative positions are then computed only for distances inside the pattern.
+            context = context.within_distances(pattern.distance_range())
         options: dict[str, Any] = {"pattern": pattern, "mods": mods, "scale": config.scale, "sink": self.sink}
         return self.attend(q, k, v, context, position, **options), state
 

@@ -93,6 +93,16 @@ class Position(nn.Module):
         """Whether `parts` may return sets of pairs."""
         return False
 
+    @property
+    def rotates(self) -> bool:
+        """Whether `rotate` changes queries and keys."""
+        return type(self).rotate is not Position.rotate
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are products of rotated queries and keys, of all pairs in one way."""
+        return self.cache is None and not self.rotates_parts and not changes_scores(self)
+
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
 
@@ -178,8 +188,7 @@ class BoundPosition:
     @property
     def is_plain(self) -> bool:
         """Return whether scores are products of rotated queries and keys, of all pairs in one way."""
-        position = self.position
-        return position.cache is None and not position.rotates_parts and not changes_scores(position)
+        return self.position.is_plain
 
     def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs with their own rotations or terms; none if all pairs have the same."""

@@ -32,7 +32,8 @@ class PostNorm(Block):
         """Apply x = norm(x + dropout(f(x))) for each f in turn."""
         # The norm of the sum leaves no identity path through the stack: hence the warm-up.
         for norm, sublayer in zip(self.norms, sublayers):
-            x = normalize(norm, x + self.dropout(sublayer(x)), valid)
+            y = sublayer(x)
+            x = normalize(norm, x + (self.dropout(y) if self.training else y), valid)
         return x
 
     def pre_norm(self, x: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ class PreNorm(Block):
         """Apply x = x + dropout(f(norm(x))) for each f in turn."""
         # x itself is never normalized, so gradients reach every layer through the identity path.
         for norm, sublayer in zip(self.norms, sublayers):
-            y = self.dropout(sublayer(normalize(norm, x, valid)))
+            y = sublayer(normalize(norm, x, valid))
+            y = self.dropout(y) if self.training else y
             x = finite_sum(x, y) if self.finite else x + y
         return x
 

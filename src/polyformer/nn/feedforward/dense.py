@@ -44,4 +44,5 @@ class Dense(FeedForward):
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Return act(x W_in + b_in) W_out + b_out."""
-        return self.down(self.dropout(activated(x, self.up, self.activation)))
+        inner = activated(x, self.up, self.activation)
+        return self.down(self.dropout(inner) if self.training else inner)

@@ -155,15 +155,16 @@ class MultiHeadAttention(nn.Module):
             read = torch.cat([memory.to(read.dtype), read], 1)
         q, k, v = self._projected(x, read, active)
         v = self._with_first(v, first_values)
-        site = self._site()
         # A store is searched by content, so `mix` gets the queries before rotation.
         unrotated = q
-        if not self.own_heads:
-            q, k = rotate(q, k, context, position, site)
-        terms = BoundPosition(position, site)
+        if position.rotates and not self.own_heads:
+            q, k = rotate(q, k, context, position, self._site())
+        without = position.is_plain and not self.mechanism.reads_plain_positions
+        terms = None if without else BoundPosition(position, self._site())
         if self.global_attention is None:
             if isinstance(state, CompressedCache):
-                y, new = self._compressed(q, unrotated, k, v, context, terms, state)
+                bound = terms or BoundPosition(position, self._site())
+                y, new = self._compressed(q, unrotated, k, v, context, bound, state)
             else:
                 y, new = self._attend(q, k, v, context, state, terms, *self._gates(read))
             return self._merge_heads(y if mix is None else mix(y, unrotated), x, active), new
