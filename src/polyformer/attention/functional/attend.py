@@ -130,7 +130,7 @@ def attend(
 
 
 def attend_call(call: Call) -> Any:
-    """Return `attend` of these arguments: by the stored plan of the call, or else by a plan that is stored."""
+    """Return `attend` of these arguments, by a stored plan or else by a plan that is then stored."""
     q = call.q
     if torch._C._is_any_autocast_enabled() and isinstance(q, Tensor) and is_autocast(q.device.type):
         inputs = {name: in_autocast_type(getattr(call, name)) for name in "qkv"}
