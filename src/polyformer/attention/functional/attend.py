@@ -160,9 +160,11 @@ def attend_call(call: Call) -> Any:
 
 
 class StoredPlan(Protocol):
-    """The plan of a call without its inputs. `run` returns None if the call needs another plan."""
+    """The plan of a call without its inputs."""
 
-    def run(self, call: Call) -> Output | None: ...
+    def run(self, call: Call) -> Output | None:
+        """Return the result of a call with this plan; None if the call needs another plan."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
