@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from polyformer.cli.main import main
+from polyformer.cli.plots.report import write_report
 from polyformer.training.recipes.run import Run
 
 TINY = (
@@ -176,24 +177,39 @@ def test_a_checkpoint_of_transformers_is_used_and_fine_tuned_with_other_labels(
     assert "newly initialized: head.output.bias, head.output.weight" in capsys.readouterr().out
 
 
-def test_the_report_shows_mistakes(run: Path, folder: Path, tmp_path: Path):
+def test_the_report_shows_what_concerns_a_model_of_images(run: Path):
     page = (run / "report.html").read_text()
     assert '<table class="confusion">' in page
-    assert re.search(r'<th scope="row">blue</th><td style="--share: 1.000" class=right>2</td>', page)
+    assert re.search(r'<th scope="row">blue</th><td style="--share: 1.000" class=right>3</td>', page)
+    assert page.count("data:image/png;base64,") == 9
+    assert "<dt>speed</dt>" in page
+    assert "images a second" in page
+    assert "nearest class mean" in page
+    for foreign in ("tokens a second", "Cost of attention", 'id="patterns"', 'id="samples"'):
+        assert foreign not in page
+
+
+def test_the_report_shows_mistakes_in_validation_rows(run: Path, folder: Path, tmp_path: Path):
+    from polyformer.cli.plots.report.examples import examples
+    from polyformer.cli.plots.report.held import read_held_out
+
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     swapped = tmp_path / "swapped"
     shutil.copytree(folder / "test" / "red", swapped / "blue")
     shutil.copytree(folder / "test" / "blue", swapped / "red")
-    from polyformer.cli.plots.report.mistakes import mistakes
-
     opened = Run.open(copy)
-    recipe = opened.recipe.override("test", str(swapped))
+    recipe = opened.recipe.override("validation", str(swapped))
     (copy / "recipe.yaml").write_text(recipe.to_yaml())
-    section = mistakes(Run.open(copy), opened.model("cpu"))
-    assert "Of 4 rows of the test data, 4 are labelled wrong" in section
+    section = examples(read_held_out(Run.open(copy), opened.model("cpu")))
+    assert "Of 4 rows of the validation data, 4 are labelled wrong" in section
     assert section.count("data:image/png;base64,") == 4
-    assert 'alt="red, taken for blue (' in section
+    shares = [float(share) for share in re.findall(r'alt="[^"]*, taken for \w+ \(([\d.]+)\)"', section)]
+    assert shares == sorted(shares, reverse=True)
+    assert 'alt="red (0.' in section
+    shutil.rmtree(swapped)
+    content = write_report(Run.open(copy)).read_text()
+    assert "The validation data of the run cannot be read: " in content
 
 
 def test_patches_are_explored(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -22,6 +22,7 @@ from polyformer.training.engine import Engine, is_main
 from polyformer.training.kept import Kept, Ranking, final_weights
 from polyformer.training.lock import sole_writer
 from polyformer.training.metrics import (
+    PER_SECOND,
     Display,
     MetricsLog,
     check_reporting,
@@ -271,7 +272,7 @@ class Training:
             "loss": self.progress.loss_sum / max(self.progress.weight_sum, 1.0),
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": float(self.sums.norm),
-            "tokens_per_s": tokens / (now - self.row_began),
+            f"{getattr(self.task, 'unit', 'tokens')}{PER_SECOND}": tokens / (now - self.row_began),
             "seconds": self.earlier_seconds + now - self.began,
         }
         self.progress.loss_sum = self.progress.weight_sum = 0.0

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LINES, TABLE = "metrics.jsonl", "metrics.csv"
 
+PER_SECOND = "_per_s"
+"""The end of the name of the speed of training; before it stands what the task counts, such as tokens."""
+
 Row = dict[str, float | None]
 
 
@@ -266,7 +269,9 @@ class LiveDisplay(Display):
 def summary(values: dict[str, float]) -> str:
     """Return the main metrics on one line: the loss, the speed, and all validation metrics."""
     parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
-    parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in values else []
+    for name, value in values.items():
+        if name.endswith(PER_SECOND):
+            parts.append(f"{value:,.0f} {name.removesuffix(PER_SECOND)}/s")
     parts += [
         f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items() if name.startswith("valid_")
     ]

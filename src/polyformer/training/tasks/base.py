@@ -146,6 +146,8 @@ class Task(abc.ABC):
     """The command for a model of the task, if there is one."""
     sums: int
     """The number of elements of `totals`."""
+    unit: ClassVar[str] = "tokens"
+    """What the speed of training counts."""
     needs_float32: ClassVar[bool] = False
     """Whether the default precision is float32 on a GPU too."""
 
@@ -257,7 +259,7 @@ class TaskWithData:
         self.direction: Literal["min", "max"] = task.direction
         self.weight = task.weight
         self.supports_context_parallel = task.supports_context_parallel
-        self.needs_float32 = task.needs_float32
+        self.needs_float32, self.unit = task.needs_float32, task.unit
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield the batches of an epoch after the first `skip` for process `rank` of `world`.

@@ -88,6 +88,7 @@ class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
     """Classification of an image; `SingleLabelTask` has the metrics."""
 
     config: ImageClassificationConfig
+    unit = "images"
 
     def __init__(self, config: ImageClassificationConfig, tokenizer: None = None):
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""The mistakes of a classifier on held-out data: its confusion matrix, and its most certain wrong answers."""
+"""Examples of tasks that predict one label: the confusion matrix, and the most certain wrong answers."""
 
 import base64
 import html
@@ -8,54 +8,54 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import nn
 
+from polyformer.cli.plots.report.held import HeldOutRows
 from polyformer.cli.plots.report.page import details, figure, section, table
-from polyformer.data import load
-from polyformer.training.recipes.run import Run
-from polyformer.training.tasks import ImageClassification, SingleLabelTask
+from polyformer.training.tasks import ImageClassification
 
 MATRIX = 30
 """The most labels of a confusion matrix; with more labels, the most frequent mistakes are listed."""
 
 PAIRS, SHOWN = 20, 12
-"""The number of frequent mistakes that are listed, and of single mistakes that are shown."""
+"""The number of frequent mistakes that are listed, and of single rows that are shown of each kind."""
 
 
-def mistakes(run: Run, model: nn.Module) -> str:
-    """Return the section of a run with a task that predicts one label; "" for others and without held-out
-    data.
-
-    The data are the test data if there are any, else the validation data.
-    """
-    task = run.task
-    if not isinstance(task, SingleLabelTask):
-        return ""
-    splits = load(run.recipe.data, run.recipe.task.needs)
-    split, held = ("test", splits.test) if splits.test is not None else ("validation", splits.validation)
-    if held is None or not hasattr(held, "__len__"):
-        return ""
-    rows: list[Any] = [*held]
-    shares = task.probabilities(model, rows).numpy()
+def mistakes(held: HeldOutRows) -> str:
+    """Return the confusion matrix, the most certain wrong answers, and the least certain right ones."""
+    task, rows = held.task, held.rows
+    shares = task.probabilities(held.model, rows).numpy()
     truth = np.array([task.label_id(str(row["label"])) for row in rows])
     guesses = shares.argmax(1)
     counts = confusion(truth, guesses, len(task.labels))
-    wrong = np.flatnonzero(guesses != truth)
     parts = [matrix(counts, task.labels) if len(task.labels) <= MATRIX else frequent(counts, task.labels)]
-    if len(wrong):
-        surest = wrong[np.argsort(-shares[wrong, guesses[wrong]], kind="stable")][:SHOWN]
+    certainty = shares[np.arange(len(rows)), guesses]
+    wrong, right = np.flatnonzero(guesses != truth), np.flatnonzero(guesses == truth)
+    chosen = {
+        "Most surely wrong": wrong[np.argsort(-certainty[wrong], kind="stable")][:SHOWN],
+        "Least surely right": right[np.argsort(certainty[right], kind="stable")][:SHOWN],
+    }
+    show = pictures if isinstance(task, ImageClassification) else sentences
+    for title, numbers in chosen.items():
         said = [
-            (task.labels[truth[i]], task.labels[guesses[i]], float(shares[i, guesses[i]])) for i in surest
+            caption(
+                task.labels[truth[i]], task.labels[guesses[i]], shares[i, guesses[i]], shares[i, truth[i]]
+            )
+            for i in numbers
         ]
-        chosen = [rows[i] for i in surest]
-        images = isinstance(task, ImageClassification)
-        parts.append("<h3>Most surely wrong</h3>")
-        parts.append(pictures(task, chosen, said) if images else sentences(chosen, said))
+        if said:
+            parts.append(f"<h3>{title}</h3>{show(task, [rows[i] for i in numbers], said)}")
     text = (
-        f"Of {len(rows):,} rows of the {split} data, {len(wrong):,} are labelled wrong. Shades of the table "
-        "are shares of its rows."
+        f"Of {len(rows):,} rows of the validation data, {len(wrong):,} are labelled wrong. Shades of the "
+        "table are shares of its rows. Numbers in parentheses are probabilities."
     )
-    return section("Mistakes", text, *parts)
+    return section("Examples", text, *parts)
+
+
+def caption(label: str, guess: str, certainty: float, share: float) -> str:
+    """Return the label and the prediction of a row with their probabilities."""
+    if label == guess:
+        return f"{label} ({share:.2f})"
+    return f"{label} ({share:.2f}), taken for {guess} ({certainty:.2f})"
 
 
 def confusion(truth: np.ndarray, guesses: np.ndarray, labels: int) -> np.ndarray:
@@ -102,26 +102,32 @@ def frequent(counts: np.ndarray, labels: Sequence[str]) -> str:
     return table("The most frequent mistakes.", ["rows"], rows)
 
 
-def pictures(task: ImageClassification, rows: Sequence[Any], said: Sequence[tuple[str, str, float]]) -> str:
-    """Return the images with their labels and the predictions."""
-    figures = []
-    for row, (label, guess, share) in zip(rows, said):
-        data = base64.b64encode(png(task.config.pixels(row))).decode()
-        caption = f"{label}, taken for {guess} ({share:.2f})"
-        picture = f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
-        figures.append(figure(picture, caption))
+def pictures(task: ImageClassification, rows: Sequence[Any], said: Sequence[str]) -> str:
+    """Return the images with their captions."""
+    figures = (
+        figure(image_element(task.config.pixels(row), text), text)
+        for row, text in zip(rows, said, strict=True)
+    )
     return f'<div class="mistaken">{"".join(figures)}</div>'
 
 
-def sentences(rows: Sequence[Any], said: Sequence[tuple[str, str, float]]) -> str:
-    """Return the texts with their labels and the predictions, each to be opened."""
+def sentences(task: Any, rows: Sequence[Any], said: Sequence[str]) -> str:
+    """Return the texts with their captions, each to be opened."""
     return "".join(
         details(
-            f"{label}, taken for {guess} ({share:.2f}): {row['text'][:80]}",
-            "".join(f"<p>{html.escape(row[name])}</p>" for name in ("text", "pair") if name in row),
+            f"{text}: {row['text'][:80]}",
+            "".join(
+                f'<p dir="auto">{html.escape(row[name])}</p>' for name in ("text", "pair") if name in row
+            ),
         )
-        for row, (label, guess, share) in zip(rows, said)
+        for row, text in zip(rows, said, strict=True)
     )
+
+
+def image_element(pixels: np.ndarray, text: str) -> str:
+    """Return an image, uint8 [H, W, 1 or 3], described by `text`."""
+    data = base64.b64encode(png(pixels)).decode()
+    return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
 
 
 COLOUR_TYPES = {1: 0, 3: 2}  # by channels: grey, and red, green and blue

@@ -1,26 +1,28 @@
 """`write_report`: all results of a finished run, collected from its folder into one page."""
 
 import html
+import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
 from polyformer.attention.patterns import Full
-from polyformer.attention.patterns.base import Pattern
-from polyformer.cli.plots.gallery import gallery_svg
 from polyformer.cli.plots.pattern import pictures
 from polyformer.cli.plots.report.attention_maps import attention_maps, attention_view, highlighted
 from polyformer.cli.plots.report.charts import Series, bar_chart, line_chart
-from polyformer.cli.plots.report.mistakes import mistakes
+from polyformer.cli.plots.report.examples import examples
+from polyformer.cli.plots.report.held import HeldOutRows, read_held_out
 from polyformer.cli.plots.report.page import asset, details, figure, page, section, table, tiles
 from polyformer.cli.plots.report.scaling import HEAD_SIZE, HEADS, WINDOW, Growth, measure_growth
 from polyformer.cli.plots.svg import pattern_svg
 from polyformer.cli.plots.tree import parameters, tree
+from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.core.sequence.context import Context
-from polyformer.data import read
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
-from polyformer.training.metrics import read_metrics, series
+from polyformer.training.metrics import PER_SECOND, Row, read_metrics, series
 from polyformer.training.recipes.report import number
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks import LanguageModelling
@@ -31,25 +33,30 @@ TEMPERATURES = (0.4, 0.7, 1.0)
 DRAWN = 48
 """The number of tokens in the picture of the model's own pattern."""
 
+LESS_IS_BETTER = {"loss", "perplexity", "word_perplexity", "bits_per_byte", "bits_per_dim"}
+"""Metrics that a better model has less of."""
+
 
 def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] | None = None) -> Path:
     """Write the report of `run` to `path`, by default into its folder, and return the path.
 
-    A section is omitted if the run has no data for it: samples are drawn from language models, attention is
-    shown for encoders and decoders that read text. `growth`: the result of `measure_growth`, measured again
-    by default (a few seconds).
+    A section is omitted if the run has no data for it or if it does not concern the model: samples are drawn
+    from language models, attention is shown for encoders and decoders that read text, the cost of causal
+    attention for decoders with softmax attention. `growth`: the result of `measure_growth`, measured again by
+    default (a few seconds).
     """
     path = run.folder / REPORT if path is None else Path(path)
     model = run.model("cpu")
+    held, problem = validation_rows(run, model)
     samples = draw_samples(run, model)
-    shown = samples[0][1] if samples else first_text(run)
+    shown = samples[0][1] if samples else first_text(held)
     maps = attention_maps(model, run.tokenizer, shown) if shown else None
     sections = [
         summary(run, model),
         comparison(run),
         evaluations(run),
         curves(run),
-        mistakes(run, model),
+        examples(held) if held is not None else problem,
     ]
     if samples:
         text = "What the model writes by itself, from cautious to bold. Blue is the prompt."
@@ -64,10 +71,14 @@ def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] 
             "head, then hover over a token or move with the arrow keys: what the token attends to is shaded."
         )
         sections.append(section("Attention", text, attention_view(maps)))
-    sections += [patterns(model), scaling(measure_growth() if growth is None else growth), parts(run, model)]
+    sections.append(patterns(model))
+    if has_causal_attention(model):
+        sections.append(scaling(measure_growth() if growth is None else growth))
+    sections.append(parts(run, model))
     title = f"polyformer: the run {run.folder.resolve().name}"
     script = asset("attention.js") if maps is not None else ""
-    atomic_write(path, page(title, described(run), list(filter(None, sections)), script).encode())
+    content = page(title, described(run), list(filter(None, sections)), script)
+    atomic_write(path, content.encode(errors="replace"))  # a row may have half of a character
     return path
 
 
@@ -79,13 +90,19 @@ def described(run: Run) -> str:
     return f"task {recipe.task.kind}, trained on {source}, seed {recipe.seed}, torch {torch}"
 
 
-def first_text(run: Run) -> str:
-    """Return a text from the run's training data, for a task that reads texts."""
-    column = next((name for name in run.recipe.task.needs if name in ("text", "source", "context")), None)
-    if column is None or not run.recipe.task.tokenized:
+def validation_rows(run: Run, model: Transformer) -> tuple[HeldOutRows | None, str]:
+    """Return the validation rows; if they cannot be read any more, None and a section that says so."""
+    try:
+        return read_held_out(run, model), ""
+    except InputError as error:
+        return None, section("Examples", f"The validation data of the run cannot be read: {error}")
+
+
+def first_text(held: HeldOutRows | None) -> str:
+    """Return the first validation text, for a task that reads texts; "" without one."""
+    if held is None or not held.rows or not held.task.config.tokenized:
         return ""
-    row: Any = next(iter(read(run.recipe.data, run.recipe.task.needs, run.recipe.data.path)))
-    return row[column]
+    return next((held.rows[0][name] for name in ("text", "source", "context") if name in held.rows[0]), "")
 
 
 def draw_samples(run: Run, model: Transformer) -> list[tuple[float, str, str]]:
@@ -113,12 +130,22 @@ def summary(run: Run, model: Transformer) -> str:
         ("updates", f"{facts.get('steps', training.steps):,}", f"{run.recipe.optimizer.kind} optimizer"),
         ("training", f"{seconds:.0f} s", "wall-clock time, evaluations included"),
     ]
+    numbers += speed(rows)
     for split, metrics in facts.get("metrics", {}).items():
         best = run.task.best
         numbers += [(name.replace("_", " "), number(metrics[name]), f"on {split} data") for name in (best,)]
         if "perplexity" in metrics:
             numbers.append(("perplexity", number(metrics["perplexity"]), f"a token, on {split} data"))
     return tiles(numbers)
+
+
+def speed(rows: list[Row]) -> list[tuple[str, str, str]]:
+    """Return the median speed of training in the unit of the task; nothing without a measured speed."""
+    name = next((name for row in rows for name in row if name.endswith(PER_SECOND)), "")
+    values = series(rows, name)[1]
+    if not values:
+        return []
+    return [("speed", number(median(values)), f"{name.removesuffix(PER_SECOND)} a second in training")]
 
 
 def comparison(run: Run) -> str:
@@ -134,13 +161,26 @@ def comparison(run: Run) -> str:
         for title, metrics in rows.items()
     }
     parts = [table("", [name.replace("_", " ") for name in names], cells)]
-    name = "bits_per_byte" if all("bits_per_byte" in metrics for metrics in rows.values()) else "loss"
-    if run.facts.get("baselines") and all(name in metrics for metrics in rows.values()):
+    if not run.facts.get("baselines"):
+        return section("Metrics", "Of held-out rows, which the model has not read.", *parts)
+    candidates = ("bits_per_byte", run.task.best, "loss", *names)
+    name = next(
+        (name for name in candidates if all(has_bar(metrics, name) for metrics in rows.values())), None
+    )
+    if name is not None:
         bars = [(title, metrics[name]) for title, metrics in rows.items()]
-        label = f"{name.replace('_', ' ')}: " + ", ".join(f"{title} {number(value)}" for title, value in bars)
-        parts.insert(0, figure(bar_chart(label, bars, number), f"{name.replace('_', ' ')}; less is better"))
-    text = "On the same held-out rows, which none of them has read."
+        what = name.replace("_", " ")
+        label = f"{what}: " + ", ".join(f"{title} {number(value)}" for title, value in bars)
+        less = name in LESS_IS_BETTER or (name == run.task.best and run.task.direction == "min")
+        better = "less" if less else "more"
+        parts.insert(0, figure(bar_chart(label, bars, number), f"{what}; {better} is better"))
+    text = "The baselines learn from the training rows and are measured on the validation rows."
     return section("Beside baselines", " ".join(filter(None, [run.facts.get("verdict"), text])), *parts)
+
+
+def has_bar(metrics: dict[str, float], name: str) -> bool:
+    """Return whether a metric can be drawn as a bar from 0."""
+    return name in metrics and 0 <= metrics[name] < math.inf
 
 
 def evaluations(run: Run) -> str:
@@ -185,25 +225,26 @@ def curves(run: Run) -> str:
 
 
 def patterns(model: Transformer) -> str:
-    """Return the attended pairs of this model, and of other patterns that the library computes."""
-    stack = getattr(model, "decoder", None) or model.encoder
-    assert stack is not None
-    parts = []
-    own = getattr(stack.mechanism.for_layer(0), "pattern", None) or Full()
-    if isinstance(own, Pattern):
-        is_causal = getattr(model, "decoder", None) is not None
-        context = seen_context(model, is_causal)
-        panels = pictures(own, context, block=8)
+    """Return the attended pairs of each stack with softmax attention; "" if all of its pairs are attended."""
+    shown = []
+    for name in ("encoder", "decoder"):
+        stack, is_causal = getattr(model, name, None), name == "decoder"
+        mechanism = None if stack is None else stack.mechanism.for_layer(0)
+        if not isinstance(mechanism, SoftmaxConfig) or (mechanism.pattern is None and not is_causal):
+            continue
+        own = mechanism.pattern or Full()
+        panels = pictures(own, seen_context(model, is_causal), block=8)
         causal = " and causal" if is_causal else ""
-        caption = f"This model, first layer: {own.to_text()}{causal}. {panels[0].summary()}"
-        parts.append(figure(pattern_svg(panels), caption, "pictures"))
-    parts.append(
-        figure(
-            gallery_svg(), "Ten patterns that attention is computed in, white where it is not.", "pictures"
-        )
-    )
+        caption = f"The {name}, first layer: {own.to_text()}{causal}. {panels[0].summary()}"
+        shown.append(figure(pattern_svg(panels), caption, "pictures"))
     text = "A query is a row, a key a column. Light blue is computed with a mask, grey is masked out."
-    return section("Patterns", text, *parts)
+    return section("Patterns", text, *shown) if shown else ""
+
+
+def has_causal_attention(model: Any) -> bool:
+    """Return whether the model has a decoder with softmax attention."""
+    decoder = getattr(model, "decoder", None)
+    return decoder is not None and isinstance(decoder.mechanism.for_layer(0), SoftmaxConfig)
 
 
 def seen_context(model: Any, is_causal: bool) -> Context:
