@@ -104,7 +104,7 @@ tutorials: .venv/developed
 BUNDLE := src/polyformer/cli/plots/explorer
 explorer:
 	cd explorer && npm ci --no-audit --no-fund && npm run types && npm run build
-	cd $(BUNDLE) && sha256sum explorer.js explorer.css explorer.lock.json > $(CURDIR)/explorer/node_modules/first.sha256
+	cd $(BUNDLE) && sha256sum explorer.js figures.js explorer.css explorer.lock.json > $(CURDIR)/explorer/node_modules/first.sha256
 	cd explorer && npm run build
 	cd $(BUNDLE) && sha256sum --check --quiet $(CURDIR)/explorer/node_modules/first.sha256
 

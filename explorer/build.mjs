@@ -8,7 +8,7 @@ import { build } from "esbuild";
 const here = fileURLToPath(new URL(".", import.meta.url));
 const out = join(here, "..", "src", "polyformer", "cli", "plots", "explorer");
 const sources = ["build.mjs", "package-lock.json", "package.json", "src", "tsconfig.json"];
-const outputs = ["explorer.css", "explorer.js"];
+const outputs = ["explorer.css", "explorer.js", "figures.js"];
 
 const files = (path) =>
   path.includes(".") ? [path] : readdirSync(path, { withFileTypes: true })
@@ -25,7 +25,7 @@ function digest(paths) {
 
 process.chdir(here);
 await build({
-  entryPoints: { explorer: "src/main.ts" },
+  entryPoints: { explorer: "src/main.ts", figures: "src/figures.ts" },
   outdir: out,
   bundle: true,
   minify: true,

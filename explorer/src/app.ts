@@ -2,6 +2,7 @@
 
 import { el } from "./dom";
 import { layers, parts, type Run, type Site } from "./model";
+import { saveBar } from "./savebar";
 import { fromHash, type State, toHash } from "./state";
 import type { Header } from "./types";
 
@@ -18,7 +19,7 @@ export interface View {
 export class App {
   state: State = {
     view: "overview", run: 0, part: "", layer: 0, head: 0, query: 0, key: -1,
-    zoom: 0, scale: 0, heads: "", run2: 0, layer2: -1, head2: -1,
+    zoom: 0, scale: 0, heads: "", overlay: 0, run2: 0, layer2: -1, head2: -1,
   };
   readonly views: View[];
   private update: (changed: Set<keyof State>) => void = () => {};
@@ -29,6 +30,7 @@ export class App {
     this.state.part = parts(this.run)[0] ?? "";
     this.state.query = this.defaultQuery();
     this.views = views.filter((view) => view.fits(this));
+    if (runs.some((run) => run.header.pixels !== null)) this.state.view = "picture";
     this.state = this.legal({ ...this.state, ...fromHash(location.hash) });
     window.addEventListener("popstate", () => this.apply(fromHash(location.hash)));
   }
@@ -79,7 +81,14 @@ export class App {
     const view = this.views.find((candidate) => candidate.id === this.state.view) ?? this.views[0]!;
     this.panel.replaceChildren(el("h2", {}, view.title), el("p", { class: "about" }, view.about));
     this.panel.setAttribute("aria-labelledby", `tab-${view.id}`);
-    this.update = view.build(this, this.panel);
+    const { root, update } = saveBar(this, view, this.panel);
+    const redraw = view.build(this, this.panel);
+    this.panel.append(root); // last, so that the keyboard reaches the view first
+    this.update = (changed) => {
+      redraw(changed);
+      update();
+    };
+    update();
     this.listeners.forEach((listener) => listener());
   }
 
@@ -100,6 +109,7 @@ export class App {
     const next = { ...state };
     next.run = within(next.run, this.runs.length);
     next.run2 = within(next.run2, this.runs.length);
+    next.overlay = within(next.overlay, 2);
     const run = this.runs[next.run]!;
     if (!parts(run).includes(next.part)) next.part = parts(run)[0] ?? "";
     if (next.view === "steps" && !next.part.startsWith("decoder")) {

@@ -55,6 +55,7 @@ export class Grid {
     name: string,
     private readonly events: { hover(cell: Cell | null): void; pick(cell: Cell): void; scrolled?(): void },
   ) {
+    this.canvas.dataset.save = name.split(":")[0]!;
     this.root = el("div", { class: "grid", tabindex: 0, role: "application", "aria-label": name }, this.spacer);
     this.root.addEventListener("scroll", () => {
       this.draw();

@@ -38,7 +38,7 @@ function picture(lookup: Lookup, head: number, query: number): HTMLElement {
   const { places } = lookup;
   const columns = lookup.header.count;
   const cell = Math.max(1, Math.min(24, WIDE / columns));
-  const canvas = el("canvas", { class: "places", role: "img", "aria-label": `${lookup.header.name}: ${places} places by ${columns} blocks; the table lists the pinned query's` });
+  const canvas = el("canvas", { class: "places", "data-save": lookup.header.name, role: "img", "aria-label": `${lookup.header.name}: ${places} places by ${columns} blocks; the table lists the pinned query's` });
   const ctx = context(canvas, LEFT + columns * cell + 12, places * cell + BOTTOM);
   const colors = palette(false);
   for (let place = 0; place < places; place++) {

@@ -11,6 +11,8 @@ export interface State {
   zoom: number;
   scale: number;
   heads: string;
+  /** Of a picture: 1 for weights over it. */
+  overlay: number;
   run2: number;
   layer2: number;
   head2: number;
@@ -23,6 +25,7 @@ const SHOWN: Record<string, (keyof State)[]> = {
   matrix: ["key", "zoom", "scale"],
   lines: ["key", "heads"],
   neuron: ["key"],
+  picture: ["overlay"],
   compare: ["key", "zoom", "run2", "layer2", "head2"],
 };
 
@@ -39,7 +42,7 @@ export function fromHash(hash: string): Partial<State> {
   const state: Record<string, string | number> = {};
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (["view", "part", "heads"].includes(name)) state[name] = value;
-    else if (["run", "layer", "head", "query", "key", "zoom", "scale", "run2", "layer2", "head2"].includes(name)) {
+    else if (["run", "layer", "head", "query", "key", "zoom", "scale", "overlay", "run2", "layer2", "head2"].includes(name)) {
       const number = Number(value);
       if (Number.isFinite(number)) state[name] = number - (COUNTED.has(name) ? 1 : 0);
     }

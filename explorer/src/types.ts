@@ -116,12 +116,19 @@ export interface EffectsHeader {
   rises: Reference;
 }
 
+/** What a classifier of images predicts: its most probable labels, and the right label if it is known. */
+export interface PredictionHeader {
+  labels: { name: string; probability: number }[];
+  label: string;
+}
+
 export interface RunHeader {
   name: string;
   model: string;
   tokens: Record<string, string[]>;
   prompt: number | null;
   pixels: PixelsHeader | null;
+  prediction?: PredictionHeader | null;
   /** What stands in each slot of the memory that was read. */
   before: string[];
   /** What has entered the store of the memory, in order. */

@@ -32,11 +32,11 @@ function small(app: App): HTMLElement {
   const most = Math.min(1, Math.max(...all, 0.05));
   const charts = Array.from({ length: site.header.heads }, (_, head) =>
     el("button", { type: "button", class: head === app.state.head ? "multiple chosen" : "multiple", "aria-pressed": String(head === app.state.head), "data-head": head, click: () => app.set({ head }) },
-      el("span", { class: "name" }, `head ${head + 1}`), chart(all.subarray(head * bins, (head + 1) * bins), site.header.distance_edges, most) as unknown as Node));
+      el("span", { class: "name" }, `head ${head + 1}`), chart(head, all.subarray(head * bins, (head + 1) * bins), site.header.distance_edges, most) as unknown as Node));
   return el("div", { class: "multiples" }, ...charts);
 }
 
-function chart(shares: Float32Array, edges: number[], most: number): SVGElement {
+function chart(head: number, shares: Float32Array, edges: number[], most: number): SVGElement {
   const wide = (WIDTH - LEFT - 4) / shares.length;
   const y = (share: number) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - share / most);
   const name = (bin: number) => {
@@ -45,7 +45,7 @@ function chart(shares: Float32Array, edges: number[], most: number): SVGElement 
   };
   const every = Math.ceil(shares.length / 7);
   const mean = [...shares].map((share, bin) => `${name(bin)}: ${(100 * share).toFixed(1)} %`).join("; ");
-  return svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Share by distance: ${mean}` },
+  return svg("svg", { class: "chart", "data-save": `head ${head + 1}`, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Share by distance: ${mean}` },
     ...ticks(0, most, 3).map((share) => svg("g", {}, svg("line", { class: share === 0 ? "axis" : "rule", x1: LEFT, x2: WIDTH - 4, y1: y(share), y2: y(share) }),
       svg("text", { class: "y", x: LEFT - 5, y: y(share) + 4 }, `${Math.round(100 * share)} %`))),
     ...[...shares].map((share, bin) => svg("rect", { class: "positive", "data-share": share, x: LEFT + bin * wide + 1, width: Math.max(1, wide - 2), y: y(share), height: y(0) - y(share) },

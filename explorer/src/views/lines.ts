@@ -101,7 +101,7 @@ function picture(app: App): SVGElement {
       }
     }
   }
-  const root = svg("svg", { class: "lines", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": "Lines from queries to keys" },
+  const root = svg("svg", { class: "lines", "data-save": "lines", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": "Lines from queries to keys" },
     svg("text", { class: "title", x: COLUMN - 8, y: 14, "text-anchor": "end" }, "query"),
     svg("text", { class: "title", x: WIDTH - COLUMN + 8, y: 14 }, "key"), paths);
   for (let i = q0; i < q1; i++) root.append(token(app, root, "query", i, site.queryToken(i), i, COLUMN - 8, y(i - q0)));

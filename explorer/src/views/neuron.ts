@@ -69,7 +69,7 @@ function bars(name: string, id: string, values: Float32Array, most: number, last
     class: value < 0 ? "negative" : "positive", x: x(d) + Math.min(0.5, wide / 8), width: Math.max(wide - Math.min(1, wide / 4), 0.4),
     y: Math.min(y(0), y(value)), height: Math.abs(y(value) - y(0)),
   }, svg("title", {}, `dimension ${d}: ${figure(value, 4)}`)));
-  const picture = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT + (last ? 16 : 0)}`, role: "img", "data-id": id, "aria-label": `${name}: ${values.length} numbers between ${figure(Math.min(...values))} and ${figure(Math.max(...values))}` },
+  const picture = svg("svg", { class: "chart", "data-save": name, viewBox: `0 0 ${WIDTH} ${HEIGHT + (last ? 16 : 0)}`, role: "img", "data-id": id, "aria-label": `${name}: ${values.length} numbers between ${figure(Math.min(...values))} and ${figure(Math.max(...values))}` },
     ...marks, ...each, ...dims, svg("text", { class: "name", x: 4, y: 4 + high / 2 + 2 }, name),
     last && svg("text", { class: "x", x: (LEFT + WIDTH) / 2, y: HEIGHT + 12 }, "dimension"));
   return el("div", {}, picture as unknown as Node);

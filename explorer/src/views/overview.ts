@@ -27,7 +27,7 @@ function section(app: App, part: string): HTMLElement {
   const sites = layers(app.run, part);
   const heads = Math.max(...sites.map((site) => site.header.heads));
   const first = sites[0]!;
-  const grid: HTMLElement = el("div", { class: "overview", role: "grid", "aria-label": `${part.replace("-", " ")} attention`, keydown: (event) => move(event as KeyboardEvent, grid) });
+  const grid: HTMLElement = el("div", { class: "overview", "data-save": `${part.replace("-", " ")} attention`, role: "grid", "aria-label": `${part.replace("-", " ")} attention`, keydown: (event) => move(event as KeyboardEvent, grid) });
   grid.style.setProperty("--heads", String(heads));
   const names = Array.from({ length: heads }, (_, head) => el("span", { role: "columnheader", class: "column" }, `head ${head + 1}`));
   grid.append(el("div", { role: "row" }, el("span", {}), ...names));

@@ -23,7 +23,7 @@ export const path: View = {
   about: "Attention rollout of the pinned token, from the last layer down to the input: each layer takes half from attention (mean of its heads) and half from the token itself (Abnar and Zuidema 2020). Drawn on a square-root scale.",
   fits: () => true,
   build(app, root) {
-    const canvas = el("canvas", { class: "lanes", role: "img" });
+    const canvas = el("canvas", { class: "lanes", "data-save": "path", role: "img" });
     const status = el("p", { class: "note", role: "status" });
     const readout = el("output", { class: "readout" });
     const side = el("div", { class: "side" });

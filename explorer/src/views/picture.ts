@@ -5,6 +5,7 @@ import { figure } from "../axes";
 import { color, context, el } from "../dom";
 import { legend } from "../legend";
 import { css, palette } from "../palette";
+import { prediction } from "../prediction";
 import { pinnedTable } from "../table";
 import type { PixelsHeader } from "../types";
 import type { Buffers } from "../buffers";
@@ -13,18 +14,21 @@ export function pictureView(buffers: Buffers): View {
   return {
     id: "picture",
     title: "Picture",
-    about: "The weights of the pinned patch over the picture, each patch in the colour of what it gets. Click a patch, or go to it with the arrow keys, to pin it.",
+    about: "What the model reads and predicts. Click a patch, or go to it with the arrow keys, to pin it and to see its weights over the picture, each patch in the colour of what it gets.",
     fits: (app) => app.runs.some((run) => run.header.pixels !== null),
     build(app, root) {
-      const canvas = el("canvas", { class: "picture", tabindex: 0, role: "application", "aria-label": "Picture of patches" });
+      const canvas = el("canvas", { class: "picture", "data-save": "picture", tabindex: 0, role: "application", "aria-label": "Picture of patches" });
       const side = el("div", { class: "side" });
       const readout = el("output", { class: "readout" });
       const tools = el("div", { class: "tools" });
       root.append(tools, el("div", { class: "split" }, el("div", {}, canvas, readout), side));
       const draw = () => {
         const { pixels } = app.run.header;
-        tools.replaceChildren(legend("weight", app.site.scale(app.state.head), false, false), el("span", { class: "buttons" }, ...extras(app, pixels)));
-        side.replaceChildren(pinnedTable(app));
+        const focused = (document.activeElement as HTMLElement | null)?.dataset["overlay"];
+        tools.replaceChildren(overlay(app), ...(app.state.overlay ? [legend("weight", app.site.scale(app.state.head), false, false)] : []),
+          el("span", { class: "buttons" }, ...extras(app, pixels)));
+        if (focused) tools.querySelector<HTMLElement>("[data-overlay]")?.focus();
+        side.replaceChildren(prediction(app) ?? "", pinnedTable(app));
         if (pixels) paint(app, canvas, pixels, buffers);
         readout.textContent = pixels ? where(app, pixels) : "This run read no picture.";
       };
@@ -36,6 +40,11 @@ export function pictureView(buffers: Buffers): View {
   };
 }
 
+/** Turns the weights over the picture on and off. */
+function overlay(app: App): HTMLElement {
+  return el("button", { type: "button", "data-overlay": "", "aria-pressed": String(app.state.overlay === 1), click: () => app.set({ overlay: 1 - app.state.overlay }) }, "Weights over the picture");
+}
+
 /** Tokens that no place of the picture stands for: those before the first patch, such as the class token, and the pinned pixel's colours. */
 function extras(app: App, pixels: PixelsHeader | null): HTMLElement[] {
   if (!pixels) return [];
@@ -43,7 +52,7 @@ function extras(app: App, pixels: PixelsHeader | null): HTMLElement[] {
   const patch = patchOf(app.state.query, pixels);
   const colours = pixels.tokens > 1 && patch >= 0 ? Array.from({ length: pixels.tokens }, (_, i) => pixels.first + patch * pixels.tokens + i) : [];
   return [...before, ...colours].map((query) =>
-    el("button", { type: "button", "aria-pressed": String(app.state.query === query), click: () => app.set({ query }) }, app.site.queryToken(query)));
+    el("button", { type: "button", "aria-pressed": String(app.state.query === query), click: () => app.set({ query, overlay: 1 }) }, app.site.queryToken(query)));
 }
 
 /** The patch that a token is of; negative for those before the first. */
@@ -90,6 +99,7 @@ function paint(app: App, canvas: HTMLCanvasElement, pixels: PixelsHeader, buffer
   const ctx = context(canvas, width * zoom, height * zoom);
   ctx.imageSmoothingEnabled = false;
   ctx.drawImage(source, 0, 0, width * zoom, height * zoom);
+  if (!app.state.overlay) return;
   const [, columns] = grid(app, pixels);
   const patch = sizeOf(app, pixels);
   const [high, wide] = [patch[0] * zoom, patch[1] * zoom];
@@ -124,7 +134,7 @@ function pin(app: App, canvas: HTMLCanvasElement, event: MouseEvent): void {
   const [rows, columns] = grid(app, pixels);
   const row = Math.min(rows - 1, Math.floor(((event.clientY - box.top) / box.height) * rows));
   const column = Math.min(columns - 1, Math.floor(((event.clientX - box.left) / box.width) * columns));
-  app.set({ query: pixels.first + (row * columns + column) * pixels.tokens });
+  app.set({ query: pixels.first + (row * columns + column) * pixels.tokens, overlay: 1 });
 }
 
 function move(app: App, event: KeyboardEvent): void {
@@ -133,6 +143,6 @@ function move(app: App, event: KeyboardEvent): void {
   const columns = grid(app, pixels)[1];
   const by = { ArrowUp: -columns, ArrowDown: columns, ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (by === undefined) return;
-  app.set({ query: app.state.query + by * pixels.tokens }, true);
+  app.set({ query: app.state.query + by * pixels.tokens, overlay: 1 }, true);
   event.preventDefault();
 }

@@ -30,7 +30,7 @@ def test_the_bundle_is_made_of_the_sources():
     assert LOCK["sources"] == digest(sources()), "explorer/ has changed: run 'make explorer' and commit"
 
 
-@pytest.mark.parametrize("name", ["explorer.css", "explorer.js"])
+@pytest.mark.parametrize("name", ["explorer.css", "explorer.js", "figures.js"])
 def test_the_bundle_is_as_it_was_built(name: str):
     content = (BUNDLE / name).read_bytes()
     assert LOCK[name] == hashlib.sha256(content).hexdigest(), "run 'make explorer' and commit"

@@ -67,7 +67,7 @@ def test_the_frame_holds_the_page_that_is_saved(tmp_path: Path):
     inside = frame.split('srcdoc="')[1].split('"')[0]
     assert html.unescape(inside) == page.html
     assert frame.count("<") == 2
-    assert 'sandbox="allow-scripts"' in frame
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
     assert "save(path)" in repr(page)
 
 

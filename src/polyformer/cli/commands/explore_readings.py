@@ -26,12 +26,14 @@ class Loaded:
     """A model and its reader: a tokenizer, or the processor of images of transformers.
 
     conversion: for a model of images the settings of the data that it reads; data: the images of its run.
+    labels: the names of the labels of a classifier of images.
     """
 
     model: Any
     reader: Any = None
     conversion: dict[str, Any] | None = None
     data: "DataConfig | None" = None
+    labels: tuple[str, ...] = ()
 
 
 def open_model(options: Any, name: str) -> Read:
@@ -41,11 +43,22 @@ def open_model(options: Any, name: str) -> Read:
     loaded = (by_transformers if options.transformers else by_polyformer)(options, name)
     if loaded.conversion is not None:
         check_images(options)
-        return lambda path: reading(loaded.model, image_of(options, loaded, path), loaded.reader, {}, name)
+        return lambda path: image_reading(options, loaded, path, name)
     if options.text is not None:
         refuse_file_names("TEXT", (options.text,))
     settings = set_options(options, ("target", "generate", "segment", "cache"))
     return lambda text: reading(loaded.model, required_text(text), loaded.reader, settings, name)
+
+
+def image_reading(options: Any, loaded: Loaded, path: str | None, name: str) -> "Reading":
+    """Return the reading of the image that `image_of` returns, with its label if it is known."""
+    from polyformer.cli.plots.explorer.notebook import reading
+
+    pixels, label = image_of(options, loaded, path)
+    read = reading(loaded.model, pixels, loaded.reader, {"labels": loaded.labels}, name)
+    if read.prediction is None:
+        return read
+    return dataclasses.replace(read, prediction=dataclasses.replace(read.prediction, label=label))
 
 
 def is_model(name: str) -> bool:
@@ -84,7 +97,7 @@ def by_polyformer(options: Any, name: str) -> Loaded:
     if options.row is not None and options.text is None and run is None:
         raise InputError(f"--row: {name} has no training images; name a file of images as IMAGE")
     conversion = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
-    return Loaded(model, None, conversion, data)
+    return Loaded(model, None, conversion, data, task.labels)
 
 
 def by_transformers(options: Any, name: str) -> Loaded:
@@ -97,10 +110,10 @@ def by_transformers(options: Any, name: str) -> Loaded:
     return Loaded(model, reader, {"image_mode": "rgb"} if model.main_input_name == "pixel_values" else None)
 
 
-def image_of(options: Any, loaded: Loaded, path: str | None) -> "np.ndarray":
+def image_of(options: Any, loaded: Loaded, path: str | None) -> "tuple[np.ndarray, str]":
     """Return an image [H, W, C]: number --row, from 1, of a data set, or the single image in `path`.
 
-    By default the data of the run.
+    By default the data of the run. The second value is its label, "" if it is not known.
     """
     import numpy as np
 
@@ -110,11 +123,13 @@ def image_of(options: Any, loaded: Loaded, path: str | None) -> "np.ndarray":
     data = own if path is None else DataConfig(format=None if is_image(path) else own.format)
     data = dataclasses.replace(data, streaming=True, test_fraction=0.0, **loaded.conversion or {})
     row = 1 if options.row is None or (path is not None and is_image(path)) else options.row
-    rows = iter(read(data, ("image", "height", "width"), path or own.path))
+    label = ("label",) if path is None and loaded.labels else ()
+    rows = iter(read(data, ("image", "height", "width", *label), path or own.path))
     wanted: Any = next(islice(rows, row - 1, None), None)
     if wanted is None:
         raise InputError(f"--row: {path or own.path or 'the default data'} has fewer than {row} images")
-    return np.frombuffer(wanted["image"], np.uint8).reshape(wanted["height"], wanted["width"], -1)
+    pixels = np.frombuffer(wanted["image"], np.uint8).reshape(wanted["height"], wanted["width"], -1)
+    return pixels, str(wanted.get("label", ""))
 
 
 def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:

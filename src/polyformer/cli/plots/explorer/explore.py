@@ -11,13 +11,16 @@ from polyformer.cli.plots.explorer.calls import Call, MeasuredCall, measure_call
 from polyformer.cli.plots.explorer.detail import planned, written
 from polyformer.cli.plots.explorer.kept_keys import only_kept
 from polyformer.cli.plots.explorer.page import Buffers, asset, write
-from polyformer.cli.plots.explorer.reading import Picture, Reading
+from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.errors import InputError
 from polyformer.core.token_records import Lookup, Mark
 
 MEGABYTES = 20
 """The default size of a page in megabytes."""
+
+LABELS = 5
+"""The most labels of a prediction that are shown."""
 
 MATRIX_TOKENS = 2048
 """The most tokens of a text for a mechanism other than softmax: its matrix is n x n."""
@@ -79,6 +82,7 @@ def _summarized(reading: Reading, sites: Sequence[MeasuredCall], buffers: Buffer
         "tokens": {stack: list(tokens) for stack, tokens in reading.tokens.items()},
         "prompt": reading.prompt,
         "pixels": None if reading.picture is None else _pixels(reading.picture, buffers),
+        "prediction": None if reading.prediction is None else _prediction(reading.prediction),
         "before": list(reading.before),
         "stored": list(reading.stored),
         "sites": [_described(site, reading, buffers) for site in sites],
@@ -99,6 +103,13 @@ def _pixels(picture: Picture, buffers: Buffers) -> dict[str, Any]:
         "tokens": picture.tokens,
         "patches": {stack: list(size) for stack, size in picture.patches.items()},
     }
+
+
+def _prediction(prediction: Prediction) -> dict[str, Any]:
+    """Return the most probable labels of an image, and its right label."""
+    best = list(prediction.probabilities.items())[:LABELS]
+    labels = [{"name": name, "probability": share} for name, share in best]
+    return {"labels": labels, "label": prediction.label}
 
 
 def _described(site: MeasuredCall, reading: Reading, buffers: Buffers) -> dict[str, Any]:

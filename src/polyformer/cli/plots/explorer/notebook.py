@@ -40,9 +40,8 @@ class Explorer:
     def _repr_html_(self) -> str:
         frame = f"width: 100%; height: {self.height}px; border: 0"
         content = html.escape(self.html, quote=True)
-        return (
-            f'<iframe sandbox="allow-scripts" title="Attention" style="{frame}" srcdoc="{content}"></iframe>'
-        )
+        allowed = "allow-scripts allow-downloads"  # pictures are saved as downloads
+        return f'<iframe sandbox="{allowed}" title="Attention" style="{frame}" srcdoc="{content}"></iframe>'
 
     def __repr__(self) -> str:
         return f"<Explorer: a page of {len(self.html) / 1e6:.1f} MB; save(path) writes it>"
@@ -71,7 +70,8 @@ def explore(
         megabytes: the largest size of the page (see `page_of`).
         effects: whether the page also has the effect of each head on the probability of each token, for a
             causal language model; a forward pass per head.
-        options: for texts `target`; for texts and models of ours also `generate` and `segment`, as in
+        options: for a classifier of images `labels`, the names of its labels in their order; for texts
+            `target`; for texts and models of ours also `generate` and `segment`, as in
             `polyformer explore`.
 
     Raises `InputError` for an input that the model cannot read, and if a tokenizer is required but missing.
@@ -98,7 +98,7 @@ def reading(
     if isinstance(own, VisionTransformer):
         if pixels is None:
             raise InputError("what: this model reads images; give one in uint8, [H, W] or [H, W, 1 or 3]")
-        return patches_reading(name, own, pixels)
+        return patches_reading(name, own, pixels, options.get("labels", ()))
     if pixels is not None and own is not None:
         return pixels_reading(name, own, pixels)
     part = part_for(model, pixels is not None)

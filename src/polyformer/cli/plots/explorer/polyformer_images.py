@@ -1,14 +1,18 @@
 """Images that models of polyformer read, as readings: a token per level of a pixel, or per patch."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polyformer.cli.plots.explorer.reading import Picture, Reading
+from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading
 from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
 from polyformer.data.images import GREYS, quantised
 from polyformer.models.architectures import Transformer, VisionTransformer
+from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks.image import by, shapes
 
 COLOURS = " red", " green", " blue"
@@ -56,8 +60,13 @@ BEFORE = "class", "distillation"
 """The names of the tokens before the patches, if the model has them."""
 
 
-def patches_reading(name: str, model: VisionTransformer, pixels: np.ndarray) -> Reading:
-    """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3] of the model's size, by its patches."""
+def patches_reading(
+    name: str, model: VisionTransformer, pixels: np.ndarray, labels: Sequence[str] = ()
+) -> Reading:
+    """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3] of the model's size, by its patches.
+
+    labels: the names of the labels of a classifier; by default those of its checkpoint.
+    """
     pixels, config = image(pixels), model.config
     if pixels.shape[2] == 1:
         pixels = pixels.repeat(config.num_channels, 2)
@@ -81,4 +90,18 @@ def patches_reading(name: str, model: VisionTransformer, pixels: np.ndarray) -> 
             patch=config.patch_size,
             first=config.tokens,
         ),
+        prediction=predicted(model, values, labels),
     )
+
+
+@torch.no_grad()
+def predicted(model: VisionTransformer, values: Tensor, labels: Sequence[str]) -> Prediction | None:
+    """Return the prediction for `pixel_values` [1, C, H, W]; None for a model that is no classifier."""
+    if not isinstance(model.config.head, ClassifyConfig):
+        return None
+    fields = {} if model.config.origin is None else model.config.origin.fields
+    known = dict(enumerate(labels)) or {
+        int(key): str(name) for key, name in fields.get("id2label", {}).items()
+    }
+    with evaluating(model):
+        return Prediction.of(model(values).logits[0].cpu(), known)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,6 +27,21 @@ class Picture:
     patches: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The probability of each label by its name, the greatest first, and the right label; "" if unknown."""
+
+    probabilities: Mapping[str, float]
+    label: str = ""
+
+    @classmethod
+    def of(cls, logits: Tensor, names: Mapping[int, str]) -> Self:
+        """Return the prediction of `logits` [labels]; a label without a name is LABEL_ and its number."""
+        shares = logits.float().softmax(-1).tolist()
+        order = sorted(range(len(shares)), key=lambda number: -shares[number])
+        return cls(probabilities={names.get(number, f"LABEL_{number}"): shares[number] for number in order})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
     """A model and its input.
@@ -36,8 +51,9 @@ class Reading:
     of the decoder's tokens in the prompt, if the model generated the rest. before: the text of each slot in
     the memory of earlier segments, which is in the `state` among the inputs; each of the first `compressed`
     slots represents several tokens. stored: the tokens in the store of a memory, in order. kept: the keys
-    that each layer of a decoder keeps, with a cache policy. picture: the image of the input. effects: the
-    losses of the tokens after the first [T-1], and their rises without each head [layers, H, T-1].
+    that each layer of a decoder keeps, with a cache policy. picture: the image of the input. prediction: what
+    a classifier predicts for it. effects: the losses of the tokens after the first [T-1], and their rises
+    without each head [layers, H, T-1].
     """
 
     name: str
@@ -50,6 +66,7 @@ class Reading:
     stored: Sequence[str] = ()
     kept: Sequence[KeptKeys | None] = ()
     picture: Picture | None = None
+    prediction: Prediction | None = None
     effects: tuple[Tensor, Tensor] | None = None
 
 

@@ -55,10 +55,11 @@ def attention_view(maps: AttentionMaps) -> str:
     data = json.dumps({"tokens": maps.tokens, "layers": layers, "heads": heads, "weights": weights})
     data = data.replace("<", "\\u003c")  # the text must not end the script element
     return (
-        '<div class="heads" id="attention-heads" role="group" '
+        '<div class="heads" id="attention-heads" data-save="attention of every head" role="group" '
         'aria-label="heads: a row for each layer"></div>\n'
-        '<div class="split"><canvas class="matrix" id="attention-matrix" role="img" '
-        'aria-label="attention matrix of the chosen head: query down, key across"></canvas>\n'
+        '<div class="split"><div><canvas class="matrix" id="attention-matrix" data-save="attention" '
+        'role="img" aria-label="attention matrix of the chosen head: query down, key across"></canvas>'
+        "</div>\n"
         '<div><div class="tokens" id="attention-tokens" role="listbox" '
         'aria-label="tokens: choose one to see what it attends to"></div>\n'
         '<output id="attention-said"></output></div></div>\n'

@@ -15,8 +15,14 @@ def page(title: str, subtitle: str, sections: Sequence[str], script: str = "") -
         f"<title>{html.escape(title)}</title>\n<style>\n{asset('style.css')}</style>\n</head>\n<body>\n"
         f'<header><h1>{html.escape(title)}</h1><p class="soft">{html.escape(subtitle)}</p></header>\n'
         f"<main>\n{chr(10).join(sections)}\n</main>\n<footer><p>{FOOTER}</p></footer>\n"
-        f"{f'<script>{script}</script>' if script else ''}\n</body>\n</html>\n"
+        f"{''.join(f'<script>{each}</script>' for each in (script, save_buttons()) if each)}\n"
+        "</body>\n</html>\n"
     )
+
+
+def save_buttons() -> str:
+    """Return the script that adds a button to each figure, which saves it as a file."""
+    return (files("polyformer.cli.plots.explorer") / "figures.js").read_text(encoding="utf-8")
 
 
 def asset(name: str) -> str:
