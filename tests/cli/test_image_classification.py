@@ -1,17 +1,21 @@
 """Images from a folder per label, on the command line: from the guess to the explorer."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from polyformer.cli.main import main
+from polyformer.cli.plots.explorer import explore
 from polyformer.cli.plots.report import write_report
 from polyformer.training.recipes.run import Run
+from polyformer.training.tasks import ImageClassification
 
 TINY = (
     *("--steps", "40", "--device", "cpu", "--model.hidden_size", "16", "--model.num_hidden_layers", "2"),
@@ -212,10 +216,53 @@ def test_the_report_shows_mistakes_in_validation_rows(run: Path, folder: Path, t
     assert "The validation data of the run cannot be read: " in content
 
 
-def test_patches_are_explored(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def page_data(path: Path) -> Any:
+    """The header of an explorer's page."""
+    return json.loads(path.read_text().partition('id="explorer-data">')[2].partition("</script>")[0])
+
+
+def test_patches_are_explored(run: Path, folder: Path, tmp_path: Path):
     out = tmp_path / "page.html"
     image = str(folder / "test" / "red" / "0.jpg")
     assert main(["explore", str(run), image, "--out", str(out), "--device", "cpu"]) == 0
     assert '"class"' in out.read_text()
     assert '"row 3 col 3"' in out.read_text()
+    model, task = Run.open(run).model("cpu"), Run.open(run).task_of(ImageClassification)
+    with Image.open(image) as opened:
+        pixels = np.asarray(opened)
+    (shares,) = task.classify(model, [{"image": pixels.tobytes(), "height": 16, "width": 16}])
+    said = page_data(out)["runs"][0]["prediction"]
+    assert said["label"] == ""
+    assert [each["name"] for each in said["labels"]] == sorted(shares, key=lambda name: -shares[name])
+    assert [each["probability"] for each in said["labels"]] == pytest.approx(sorted(shares.values())[::-1])
+    assert said["labels"][0]["name"] == "red"
+
+
+def test_the_label_of_a_row_of_the_data_is_said(run: Path, tmp_path: Path):
+    out = tmp_path / "page.html"
     assert main(["explore", str(run), "--row", "2", "--out", str(out), "--device", "cpu"]) == 0
+    assert page_data(out)["runs"][0]["prediction"]["label"] == "blue"
+    from polyformer.models.architectures import load_pretrained
+
+    model: Any = load_pretrained(run)
+    black = np.zeros((16, 16, 3), np.uint8)
+    without, named = explore(model, black), explore(model, black, labels=("blue", "<green>", "red"))
+    assert "LABEL_2" in without.html
+    assert "\\u003cgreen>" in named.html
+
+
+def test_a_classifier_of_transformers_predicts_in_the_explorer(folder: Path, tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(image_size=16, patch_size=8, id2label={0: "cat", 1: "dog"}, **sizes)
+    classifier, vit = transformers.ViTForImageClassification(config).eval(), tmp_path / "vit"
+    classifier.save_pretrained(vit)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(vit)
+    out, image = tmp_path / "page.html", str(folder / "test" / "red" / "0.jpg")
+    assert main(["explore", str(vit), image, "--transformers", "--out", str(out), "--device", "cpu"]) == 0
+    labels = page_data(out)["runs"][0]["prediction"]["labels"]
+    assert {each["name"] for each in labels} == {"cat", "dog"}
+    assert sum(each["probability"] for each in labels) == pytest.approx(1)
+    assert len(page_data(out)["runs"][0]["tokens"]["encoder"]) == 5

@@ -135,13 +135,18 @@ def image_of(options: Any, loaded: Loaded, path: str | None) -> "tuple[np.ndarra
 def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     """Return a model of transformers and its tokenizer or image processor.
 
-    For a model of texts and images, return its part for an `image` or for text. Raises `InputError` if
+    For a model of texts and images, return its part for an `image` or for text; for an `image` a classifier
+    has its head. Raises `InputError` if
     transformers cannot load the model, and if weights are missing.
     """
-    from polyformer.cli.plots.explorer.transformers_images import part_for
+    from polyformer.cli.plots.explorer.transformers_images import CLASSIFIER, part_for
     from polyformer.core.transformers_loading import load_by_transformers
 
-    model, report = load_by_transformers("AutoModel", name, output_loading_info=True)
+    kind = "AutoModel"
+    architectures = load_by_transformers("AutoConfig", name).architectures if image else None
+    if any(own.endswith(CLASSIFIER) for own in architectures or ()):
+        kind += CLASSIFIER
+    model, report = load_by_transformers(kind, name, output_loading_info=True)
     model = part_for(model, image)
     vision = model.main_input_name == "pixel_values"
     reader = load_by_transformers("AutoImageProcessor" if vision else "AutoTokenizer", name)

@@ -2,6 +2,6 @@
 
 from polyformer.cli.plots.explorer.explore import page_of
 from polyformer.cli.plots.explorer.notebook import Explorer, explore
-from polyformer.cli.plots.explorer.reading import Picture, Reading
+from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading
 
-__all__ = ["Explorer", "Picture", "Reading", "explore", "page_of"]
+__all__ = ["Explorer", "Picture", "Prediction", "Reading", "explore", "page_of"]

@@ -14,7 +14,7 @@ from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
 from polyformer.cli.plots.explorer.polyformer_images import patches_reading, pixels_reading
 from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
-from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for
+from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for, without_head
 from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
@@ -104,7 +104,8 @@ def reading(
     part = part_for(model, pixels is not None)
     if pixels is not None:
         processor = tokenizer or _transformers_reader(model, "AutoImageProcessor")
-        return TransformersImages(name, part, processor).of_pixels(pixels)
+        backbone, classifier = without_head(part)
+        return TransformersImages(name, backbone, processor, classifier).of_pixels(pixels)
     if isinstance(what, Mapping):
         what, target = what.get("input_ids"), what.get("decoder_input_ids")
         options = {**options, **({} if target is None else {"target": _ids(target)})}

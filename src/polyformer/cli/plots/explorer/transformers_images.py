@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from polyformer.cli.plots.explorer.polyformer_images import image
-from polyformer.cli.plots.explorer.reading import Picture, Reading, run_alone
+from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading, run_alone
 from polyformer.cli.plots.explorer.windows import Windows
 from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
 
 PARTS = ("vision_model", "vision_tower", "visual"), ("text_model", "language_model")
 """Names of the parts for images, and of the parts for texts, in models of transformers."""
@@ -24,16 +25,38 @@ def part_for(model: Any, images: bool) -> Any:
     return model if vision is None or text is None else vision if images else text
 
 
+CLASSIFIER = "ForImageClassification"
+"""The end of the names of transformers' classifiers of images."""
+
+
+def without_head(model: Any) -> tuple[Any, Any]:
+    """Return the backbone of a classifier of images, and the classifier; for others `model` and None."""
+    return (model.base_model, model) if type(model).__name__.endswith(CLASSIFIER) else (model, None)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransformersImages:
-    """A reader of images with a `model` of transformers for pixels, and its image `processor`."""
+    """A reader of images with a `model` of transformers for pixels, and its image `processor`.
+
+    classifier: the model with a head that predicts labels, or None.
+    """
 
     name: str
     model: Any
     processor: Any
+    classifier: Any = None
 
     def of_pixels(self, pixels: np.ndarray) -> Reading:
         """Return the reading of an image, uint8 [H, W] or [H, W, 1 or 3], scaled by the processor."""
+        read = self._of_pixels(pixels)
+        if self.classifier is None:
+            return read
+        with torch.no_grad(), evaluating(self.classifier):
+            logits = run_alone(self.classifier, read.inputs).logits[0]
+        names = {int(number): str(name) for number, name in self.classifier.config.id2label.items()}
+        return dataclasses.replace(read, prediction=Prediction.of(logits.cpu(), names))
+
+    def _of_pixels(self, pixels: np.ndarray) -> Reading:
         pixels = image(pixels)
         pixels = pixels.repeat(3 // pixels.shape[2], 2)
         values = self.processor(images=pixels, input_data_format="channels_last", return_tensors="pt")
