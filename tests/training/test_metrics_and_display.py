@@ -18,6 +18,7 @@ from polyformer.training.metrics import (
     MetricsLog,
     duration,
     open_display,
+    summary,
     panel_names,
     plot_curves,
     read_metrics,
@@ -94,6 +95,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     line = "step 20/100  loss 2.3457  12,346 tokens/s  valid loss 3.142  1:02:05 left"
     assert stream.getvalue().splitlines() == [line, "resumed"]
     assert type(open_display(100, 0, active=False, stream=stream)) is Display
+    assert summary({"loss": 2.0, "images_per_s": 900.4}) == "loss 2.0000  900 images/s"
 
 
 def read_to_end(terminal: int) -> str:

@@ -154,6 +154,15 @@ def test_choices_have_probabilities(tmp_path: Path):
     assert len(re.findall(r", right(?:, chosen)?\)", words)) == 5
 
 
+def test_numbers_stand_beside_the_predicted_ones(tmp_path: Path):
+    pytest.importorskip("scipy")
+    rows = [{"text": f"one {i}", "pair": HOSTILE, "label": i + 0.5} for i in range(12)]
+    words = words_of(trained(tmp_path, rows, ENCODER, kind="regress_pair"))
+    assert "closeness to the right number" in words
+    assert [f"{i}.5" in words for i in range(5, 12)] == [False] * 2 + [True] * 5
+    assert words.index("7.5") < words.index("11.5")
+
+
 def test_a_language_model_continues_validation_texts(tmp_path: Path):
     rows = [{"text": f"line {i} {HOSTILE} of a text"} for i in range(12)]
     page = trained(tmp_path, rows, DECODER, kind="lm", row_length=64, batch_tokens=128, prompt="line")

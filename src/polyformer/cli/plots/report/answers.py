@@ -1,4 +1,4 @@
-"""Examples of question answering and of multiple choice: questions, right answers and predictions."""
+"""Examples of question answering, multiple choice and regression: right answers and predictions."""
 
 import html
 
@@ -51,3 +51,19 @@ def choices(held: HeldOutRows) -> str:
     text = f"The choices for {held.extent} validation questions. {rule('probability of the right choice')}"
     columns = ["text", "choices and their probabilities", "right choice, %"]
     return section("Examples", text, example_table(columns, ranked(scores), cells))
+
+
+def numbers(held: HeldOutRows) -> str:
+    """Return pairs of texts with their numbers and the predicted ones, by the distance between the two."""
+    rows = held.first
+    predicted = held.task.predict(held.model, *([row[name] for row in rows] for name in ("text", "pair")))
+    right = [float(str(row["label"])) for row in rows]
+    scores = [-abs(guess - truth) for guess, truth in zip(predicted, right, strict=True)]
+
+    def cells(index: int) -> list[str]:
+        texts = (text_cell(rows[index][name]) for name in ("text", "pair"))
+        return [*texts, *(f"<td>{value:.4g}</td>" for value in (right[index], predicted[index]))]
+
+    text = f"Predictions for {held.extent} validation rows. {rule('closeness to the right number')}"
+    table = example_table(["text", "pair", "right", "prediction"], ranked(scores), cells)
+    return section("Examples", text, table)

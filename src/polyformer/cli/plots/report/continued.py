@@ -15,18 +15,17 @@ PLACES, PROMPT, NEW = 3, 48, 80
 def continued_texts(held: HeldOutRows) -> str:
     """Return beginnings of validation texts with their continuations, sampled with the seed of the run."""
     task, model = held.task, held.model
-    documents = [[*ids] for ids in task.encoded(held.rows)]
     room = model.config.max_position_embeddings - len(task.start(""))
     blocks = []
-    for ids in excerpts(documents, min(PROMPT + NEW, room)):
+    for ids in excerpts(task.encoded(held.rows), min(PROMPT + NEW, room)):
         known = max(1, min(PROMPT, len(ids) // 2))
-        prompt, rest = (task.tokenizer.decode(part) for part in (ids[:known], ids[known:]))
+        prompt, rest = (task.tokenizer.decode([*part]) for part in (ids[:known], ids[known:]))
         drawing = SamplingConfig(do_sample=True, temperature=0.7, top_p=0.95, seed=held.seed)
         new = max(1, min(NEW, model.config.max_position_embeddings - len(task.start(prompt))))
-        written = task.generate(model, prompt, GenerationConfig(max_new_tokens=new, sampling=drawing))[0]
+        continuation = task.generate(model, prompt, GenerationConfig(max_new_tokens=new, sampling=drawing))[0]
         blocks.append(
             f"<h3>Text {len(blocks) + 1}</h3>"
-            f'<pre dir="auto"><b>{html.escape(prompt)}</b>{html.escape(written)}</pre>\n'
+            f'<pre dir="auto"><b>{html.escape(prompt)}</b>{html.escape(continuation)}</pre>\n'
             f'<p class="soft">The text itself continues:</p><pre dir="auto">{html.escape(rest)}</pre>'
         )
     text = (

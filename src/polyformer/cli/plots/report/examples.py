@@ -5,7 +5,7 @@ The rows are validation rows: test rows that were looked at would no longer be u
 
 from collections.abc import Callable
 
-from polyformer.cli.plots.report.answers import answers, choices
+from polyformer.cli.plots.report.answers import answers, choices, numbers
 from polyformer.cli.plots.report.completed import completed_images
 from polyformer.cli.plots.report.continued import continued_texts
 from polyformer.cli.plots.report.held import HeldOutRows
@@ -17,6 +17,7 @@ from polyformer.training.tasks import (
     ImageModelling,
     LanguageModelling,
     MultipleChoice,
+    PairRegression,
     QuestionAnswering,
     SingleLabelTask,
     Summarization,
@@ -33,6 +34,7 @@ EXAMPLES: tuple[tuple[type[Task], Callable[[HeldOutRows], str]], ...] = (
     (TextToText, mixture),
     (SingleLabelTask, mistakes),
     (MultipleChoice, choices),
+    (PairRegression, numbers),
     (Tagging, tagged_sentences),
     (QuestionAnswering, answers),
     (LanguageModelling, continued_texts),
