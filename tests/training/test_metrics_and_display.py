@@ -18,7 +18,6 @@ from polyformer.training.metrics import (
     MetricsLog,
     duration,
     open_display,
-    summary,
     panel_names,
     plot_curves,
     read_metrics,

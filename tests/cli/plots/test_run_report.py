@@ -5,18 +5,23 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from polyformer import Window, create_model
 from polyformer.cli.main import main
 from polyformer.cli.plots.report import write_report
 from polyformer.cli.plots.report.attention_maps import AttentionMaps, attention_view
 from polyformer.cli.plots.report.charts import Scale, Series, bar_chart, line_chart
+from polyformer.cli.plots.report.run import has_causal_attention, patterns
 from polyformer.cli.plots.report.scaling import Growth, measure_growth
 from polyformer.data import library_text
+from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.report import number
 from polyformer.training.recipes.run import Run
+from tiny_recipes import TEXT, tiny_recipe
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 GROWTH = [
@@ -173,3 +178,38 @@ def test_growth_counts_the_scores_that_are_allowed():
     assert dense.scores == (16 * 17 // 2, 200 * 201 // 2)
     assert window.scores == (16 * 17 // 2, 128 * 129 // 2 + 72 * 128)
     assert all(value > 0 for item in (dense, window) for value in item.milliseconds)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "stacks", "causal"),
+    [
+        ("decoder-tiny", {}, ["decoder"], True),
+        ("decoder-tiny", {"attention": "retention"}, [], False),
+        ("encoder-tiny", {}, [], False),
+        ("encoder-tiny", {"attention": Window(2)}, ["encoder"], False),
+        ("transformer-tiny", {}, ["decoder"], True),
+        ("vit-mini", {}, [], False),
+    ],
+)
+def test_patterns_and_costs_are_those_of_the_model(
+    preset: str, options: dict[str, Any], stacks: list[str], causal: bool
+):
+    model: Any = create_model(preset, **options)
+    assert has_causal_attention(model) == causal
+    assert re.findall(r"The (\w+), first layer", patterns(model)) == stacks
+
+
+def test_baselines_stand_in_the_table_of_every_metric(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text(TEXT)
+    fit(tiny_recipe(tmp_path / "notes.txt", steps=2), tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    without = write_report(run, growth=GROWTH).read_text()
+    assert 'id="metrics"' in without
+    assert "Beside baselines" not in without
+    scores = {"perplexity": 7.25, "loss": -0.5}
+    run.record(baselines={"a <simple> method": scores})
+    words = "".join(Page(text := write_report(run, growth=GROWTH).read_text()).text)
+    assert "perplexity; less is better" in words
+    assert "a <simple> method" in words
+    assert "-0.5" in words
+    assert "&lt;simple&gt;" in text

@@ -13,6 +13,7 @@ from polyformer.cli.plots.spectrum import check, matrices
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.models.architectures.transformer import Transformer
+from polyformer.models.config import max_positions
 
 TOKENS = 64
 """The most tokens of a text whose attention is shown."""
@@ -40,7 +41,7 @@ def attention_maps(model: Transformer, tokenizer: Tokenizer, text: str) -> Atten
     ids, _ = tokenizer.encode_for_model(text)
     if model.decoder is not None and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    ids = ids[:TOKENS]
+    ids = ids[: min(TOKENS, max_positions(model.config) or TOKENS)]
     with torch.no_grad():
         row = {"input_ids": torch.tensor([ids], device=next(model.parameters()).device)}
         (layers,) = matrices(model.eval(), row).values()

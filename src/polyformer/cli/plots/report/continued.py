@@ -4,6 +4,8 @@ import html
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
+
 from polyformer.cli.plots.report.held import HeldOutRows
 from polyformer.cli.plots.report.page import section
 from polyformer.models.generation import GenerationConfig, SamplingConfig
@@ -15,14 +17,17 @@ PLACES, PROMPT, NEW = 3, 48, 80
 def continued_texts(held: HeldOutRows) -> str:
     """Return beginnings of validation texts with their continuations, sampled with the seed of the run."""
     task, model = held.task, held.model
-    room = model.config.max_position_embeddings - len(task.start(""))
+    decode, start = task.tokenizer.decode, task.start("")
+    room = model.config.max_position_embeddings - len(start)
     blocks = []
-    for ids in excerpts(task.encoded(held.rows), min(PROMPT + NEW, room)):
+    for excerpt in excerpts(task.encoded(held.rows), min(PROMPT + NEW, room)):
+        ids = [*map(int, excerpt)]
         known = max(1, min(PROMPT, len(ids) // 2))
-        prompt, rest = (task.tokenizer.decode([*part]) for part in (ids[:known], ids[known:]))
+        prompt, rest = decode(ids[:known]), decode(ids[known:])
         drawing = SamplingConfig(do_sample=True, temperature=0.7, top_p=0.95, seed=held.seed)
-        new = max(1, min(NEW, model.config.max_position_embeddings - len(task.start(prompt))))
-        continuation = task.generate(model, prompt, GenerationConfig(max_new_tokens=new, sampling=drawing))[0]
+        config = GenerationConfig(max_new_tokens=max(1, min(NEW, room - known)), sampling=drawing)
+        read = torch.tensor([[*start, *ids[:known]]])  # tokens, as a part of a text may have other tokens
+        continuation = model.generate(read, None, config, None, decode).texts(decode)[0]
         blocks.append(
             f"<h3>Text {len(blocks) + 1}</h3>"
             f'<pre dir="auto"><b>{html.escape(prompt)}</b>{html.escape(continuation)}</pre>\n'
