@@ -17,7 +17,7 @@ from polyformer.models.outputs import ModelOutput
 from polyformer.models.presets import create_model
 from polyformer.nn.stack import (
     AttentionConfig,
-    MultiHeadAttention,
+    FeatureAttention,
     copy_local_projections,
     global_projections,
 )
@@ -59,7 +59,7 @@ def contexts() -> list[Context]:
     ]
 
 
-def new_attention(pattern: Pattern, heads: int = 2, groups: int | None = None) -> MultiHeadAttention:
+def new_attention(pattern: Pattern, heads: int = 2, groups: int | None = None) -> FeatureAttention:
     torch.manual_seed(0)
     config = AttentionConfig(
         num_attention_heads=heads,
@@ -67,7 +67,7 @@ def new_attention(pattern: Pattern, heads: int = 2, groups: int | None = None) -
         global_projections=True,
         mechanism=SoftmaxConfig(pattern=pattern),
     )
-    return MultiHeadAttention(6, config).double().eval()
+    return FeatureAttention(6, config).double().eval()
 
 
 def is_global(context: Context, row: int, slot: int, first: int, marked: bool) -> bool:
@@ -76,7 +76,7 @@ def is_global(context: Context, row: int, slot: int, first: int, marked: bool) -
 
 
 def equation(
-    module: MultiHeadAttention,
+    module: FeatureAttention,
     x: Tensor,
     context: Context,
     first: int,
@@ -297,15 +297,15 @@ def test_patterns_without_global_tokens_are_refused(pattern: Pattern | None, mes
 def test_a_layer_without_global_tokens_is_refused():
     pattern = PerLayer((Window(2) | Global(1), Window(2)))
     config = AttentionConfig(mechanism=SoftmaxConfig(pattern=pattern), global_projections=True)
-    MultiHeadAttention(8, config, 0)
+    FeatureAttention(8, config, 0)
     with pytest.raises(InputError, match="global_projections: expected a pattern with"):
-        MultiHeadAttention(8, config, 1)
+        FeatureAttention(8, config, 1)
 
 
 def test_dropout_reaches_global_tokens_too():
     module = new_attention(Window(1) | Global(11))
     mechanism = dataclasses.replace(module.config.mechanism, dropout=0.5)
-    module = MultiHeadAttention(6, dataclasses.replace(module.config, mechanism=mechanism)).double()
+    module = FeatureAttention(6, dataclasses.replace(module.config, mechanism=mechanism)).double()
     x = torch.randn(1, LENGTH, 6, dtype=torch.float64)
     item, another = (module.train()(x, Context(LENGTH, LENGTH), NO_POSITION)[0] for _ in range(2))
     assert not torch.equal(item, another)

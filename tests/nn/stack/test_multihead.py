@@ -13,14 +13,20 @@ from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import BatchNormConfig, RMSNormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
+from polyformer.nn.stack import AttentionConfig, FeatureAttention, MultiHeadAttention
 
 NO_POSITION = NoPositionConfig().build(Shape(hidden_size=6))
 
 
 def new_attention(config: AttentionConfig, hidden_size: int = 6) -> MultiHeadAttention:
     torch.manual_seed(0)
-    return MultiHeadAttention(hidden_size, config).double().eval()
+    kind = FeatureAttention if config.has_features(0) else MultiHeadAttention
+    return kind(hidden_size, config).double().eval()
+
+
+def test_plain_attention_refuses_features():
+    with pytest.raises(InputError, match="build FeatureAttention"):
+        MultiHeadAttention(6, AttentionConfig(num_attention_heads=2, output_gate=True))
 
 
 def normed(x: Tensor, norm: Any) -> Tensor:
@@ -48,7 +54,8 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., theirs])
     y = torch.cat(heads, -1)
-    return module.output(y if module.output_gate is None else y * module.output_gate(x).sigmoid())
+    gate = module.output_gate if isinstance(module, FeatureAttention) else None
+    return module.output(y if gate is None else y * gate(x).sigmoid())
 
 
 @pytest.mark.parametrize(

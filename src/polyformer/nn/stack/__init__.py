@@ -5,6 +5,8 @@ from polyformer.nn.stack.attention_config import AttentionConfig, LatentConfig
 from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
+from polyformer.nn.stack.feature_attention import FeatureAttention
+from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.global_projections import copy_local_projections
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
@@ -19,6 +21,8 @@ __all__ = [
     "ConvolutionConfig",
     "Embedding",
     "EmbeddingConfig",
+    "FeatureAttention",
+    "FeatureLayer",
     "LatentAttention",
     "LatentConfig",
     "Layer",

@@ -165,6 +165,14 @@ class AttentionConfig(Config):
         width = self.width(hidden_size)
         return width if self.latent is None else self.latent.widths(width)[0]
 
+    def has_features(self, layer: int) -> bool:
+        """Return whether layer `layer` needs more than plain multi-head attention (`FeatureAttention`)."""
+        mechanism = self.mechanism.for_layer(layer)
+        options = self.global_projections, self.value_residual, self.output_gate, self.latent is not None
+        own = mechanism.projected_heads(self.num_attention_heads, self.kv_heads, 1).own
+        gates = mechanism.gate_sizes(self.num_attention_heads, 1)
+        return any(options) or own or mechanism.shares_queries or bool(gates)
+
     def can_skip_queries(self, layer: int) -> bool:
         """Return whether layer `layer` can leave out the queries of tokens that halted."""
         return self.mechanism.for_layer(layer).separate_queries and not self.global_projections

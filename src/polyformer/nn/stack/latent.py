@@ -32,11 +32,11 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.global_projections import split_heads
-from polyformer.nn.stack.multihead import MultiHeadAttention
 
 
-class LatentAttention(MultiHeadAttention):
+class LatentAttention(FeatureAttention):
     """Latent attention with its projections: x [B, T, E] -> [B, T, E].
 
     A head's queries have D_r rotated channels and D others. A state is a KV cache of keys [R_j r_j; c_j], as
@@ -75,11 +75,15 @@ class LatentAttention(MultiHeadAttention):
         """Return keys and values of x [B, T, E], before positions: [B, H, T, D_r + D] and [B, H, T, D_v]."""
         return self._expanded(self._latents(x))
 
-    def _queries(self, x: Tensor, active: Active | None = None) -> Tensor:
+    def _queries(self, x: Tensor) -> Tensor:
+        """Return the queries [B, H, T, D_r + D] of x [B, T, E]."""
+        return self._active_queries(x, None)
+
+    def _active_queries(self, x: Tensor, active: Active | None) -> Tensor:
         """Return the queries [B, H, T, D_r + D] of x [B, T, E], or of its active tokens [1, N, E]."""
         if self.query_latent is not None and self.query_latent_norm is not None:
             x = self.query_latent_norm(self.query_latent(x))
-        return super()._queries(x, active)
+        return super()._active_queries(x, active)
 
     def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the latents [B, 1, T, D_r + D_c], before positions, and values without channels."""

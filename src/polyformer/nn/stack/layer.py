@@ -1,10 +1,12 @@
-"""A layer: self-attention, cross-attention if there is a source, and feed-forward, combined by a block."""
+"""A layer of a Transformer: self-attention, cross-attention if there is a source, and feed-forward.
+
+A block wires the sub-layers around the residual stream, for example as x + f(norm(x)). What only some models
+add to a layer, such as a memory or tokens that halt, is in `FeatureLayer`.
+"""
 
 import dataclasses
-import functools
-from typing import TypeVar
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position
@@ -16,10 +18,9 @@ from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForwardConfig, NoFeedForward
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.multihead import MultiHeadAttention
-
-M = TypeVar("M", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Source:
 class LayerCall:
     """The arguments of a call of a layer, besides its input; only `state` differs between layers.
 
-    first_values: the first layer's values [B, Hkv, T, D], for a value residual.
+    first_values: the first layer's values [B, Hkv, T, D], for a value residual. active, all_tokens: the
+    tokens for which a layer with halting computes its output, and its input [B, T, E], of all tokens.
     """
 
     context: Context
@@ -65,6 +67,12 @@ class LayerCall:
     state: LayerState | None = None
     memory: Memory | None = None
     first_values: Tensor | None = None
+    active: Active | None = None
+    all_tokens: Tensor | None = None
+
+
+NewStates = dict[str, State | None]
+"""The next states of a layer by their names in `LayerState`, which its sub-layers write."""
 
 
 class Layer(nn.Module):
@@ -82,9 +90,8 @@ class Layer(nn.Module):
         index: int,
     ):
         super().__init__()
-        kind = MultiHeadAttention if attention.latent is None else LatentAttention
-        self.attention = kind(hidden_size, attention, index)
-        self.cross_attention = cross and MultiHeadAttention(hidden_size, cross, index)
+        self.attention = self.attention_class(attention, index)(hidden_size, attention, index)
+        self.cross_attention = cross and self.attention_class(cross, index)(hidden_size, cross, index)
         self.feedforward = feedforward.for_layer(index).build(hidden_size)
         if block.exceeds_float16:
             self.feedforward.widen()
@@ -92,147 +99,64 @@ class Layer(nn.Module):
         sublayers = 1 + (cross is not None) + self.has_feedforward
         self.block = block.for_layer(index).build(hidden_size, sublayers, norm, dropout)
         self.tokenwise = norm.tokenwise
-        self.can_skip_queries = attention.can_skip_queries(index) and feedforward.for_layer(index).tokenwise
 
-    def new_state(self, reserve: int) -> "LayerState":
-        """Return the state before the first token, with caches for `reserve` tokens."""
-        return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
-
-    def forward(
-        self, x: Tensor, call: LayerCall, active: Active | None = None
-    ) -> tuple[Tensor, LayerState | None]:
-        """Return the layer's output, and its next state if it was given a state.
-
-        active: the tokens for which the output is computed, [1, N, E], or None for all; the other tokens are
-        attended to with their values in x.
-        """
-        new: dict[str, State | None] = {}
-        # Parts that need all tokens run on all; the active tokens are selected afterwards.
-        if active is None or not self.can_skip_queries:
-            sublayers = self.sublayers(call, new)
-            y = self.block(x, sublayers, None if self.tokenwise else call.context.q_valid)
-            y = y if active is None else active.gather(y)
-        elif len(active):  # queries and the feed-forward are computed only for active tokens
-            # x has all tokens, for keys and values; the block gets the active tokens [1, N, E].
-            sublayers = self.sublayers(call, new, active, x)
-            y = self.block(active.gather(x), sublayers)
-        else:
-            # All tokens have halted, but later tokens need their keys and values in the cache.
-            y, new = active.gather(x), self._states_of_halted(x, call)
-        if call.state is None:
-            return y, None
-        own = self.memory_state(self.block.memory_input(x), call)
-        new_attention = {"self_attention": new["self"], "cross_attention": new.get("cross")}
-        return y, dataclasses.replace(own, **new_attention, feedforward=new.get("feedforward"))
-
-    def _states_of_halted(self, x: Tensor, call: LayerCall) -> dict[str, State | None]:
-        """Return the next states if no token of x [B, T, E] is computed; later tokens see all of x."""
-        new: dict[str, State | None] = {"self": None}
-        state, source = call.state, call.source
-        if state is None:
-            return new
-        if state.self_attention is not None:
-            read = self.block.pre_norm(x)
-            past = state.self_attention
-            new["self"] = self.attention.extended(read, call.context, call.position, past, call.first_values)
-        if self.cross_attention is not None and source is not None:
-            new["cross"] = self.cross_attention.project_source(source.hidden, state.cross_attention)
-        return new
-
-    def memory_state(self, segment: Tensor, call: LayerCall) -> LayerState:
-        """Return only the memory and the store, after the inputs `segment` (`Block.memory_input`)."""
-        state, memory = call.state, call.memory
-        if memory is None or state is None:
-            return LayerState()
-        past, store = state.memory, state.store
-        return LayerState(
-            memory=None if past is None else memory.next_state(past, segment, self),
-            store=None if store is None else memory.update_store(store, segment, self, call.context),
-        )
+    def attention_class(self, config: AttentionConfig, index: int) -> type[MultiHeadAttention]:
+        """Return the class of an attention of this layer."""
+        if config.latent is not None:
+            return LatentAttention
+        return FeatureAttention if config.has_features(index) else MultiHeadAttention
 
     @property
     def index(self) -> int:
         """Return the index of the layer's weights in the stack."""
         return self.attention.layer
 
-    def values(self, x: Tensor) -> Tensor:
-        """Return the values [B, Hkv, T, D] of the layer's input x [B, T, E]."""
-        return self.attention.keys_and_values(self.block.pre_norm(x))[1]
+    def forward(self, x: Tensor, call: LayerCall) -> tuple[Tensor, LayerState | None]:
+        """Return the layer's output, and its next state if the call has a state."""
+        new: NewStates = {}
+        y = self.block(x, self.sublayers(call, new), None if self.tokenwise else call.context.q_valid)
+        return y, None if call.state is None else LayerState(**new)
 
-    def content_attention(self, x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result of attention of x [B, T, E] to `read` [B, M, E], both in the form that a memory
-        keeps: outputs [B, H, T, D] and weights [B, H, T, M]. Positions are ignored, and the layer's weights
-        get no gradient."""
-        # The compression is trained through x and `read`, not through this layer's weights.
-        block = detached(self.block)
-        x, read = block.pre_norm_memory(x), block.pre_norm_memory(read)
-        return detached(self.attention).content_attention(x, read)
+    def sublayers(self, call: LayerCall, new: NewStates) -> list[SubLayer]:
+        """Return the sub-layers for the block, in order; they write their next states into `new`."""
+        sublayers: list[SubLayer] = [partial(self.attend, call=call, new=new)]
+        if self.cross_attention is not None:
+            sublayers.append(partial(self.attend_to_source, call=call, new=new))
+        if self.has_feedforward:
+            sublayers.append(partial(self.transform, call=call, new=new))
+        return sublayers
 
-    @torch.no_grad()
-    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, Hkv, T, D], before positions, of x [B, T, E] as a memory keeps it."""
-        return self.attention.keys_and_values(self.block.pre_norm_memory(x))
+    def attend(self, x: Tensor, call: LayerCall, new: NewStates) -> Tensor:
+        """Return self-attention of x, after the tokens in the state."""
+        past = call.state and call.state.self_attention
+        y, new["self_attention"] = self.attention(x, call.context, call.position, past)
+        return y
 
-    def sublayers(
-        self,
-        call: LayerCall,
-        new: dict[str, State | None],
-        active: Active | None = None,
-        all_tokens: Tensor | None = None,
-    ) -> list[SubLayer]:
-        """Return the sub-layers for the block, in order; they write their next states into `new`.
+    def attend_to_source(self, x: Tensor, call: LayerCall, new: NewStates) -> Tensor:
+        """Return cross-attention of x to the source."""
+        assert self.cross_attention is not None
+        assert call.source is not None
+        past = call.state and call.state.cross_attention
+        y, new["cross_attention"] = self.cross_attention.cross(
+            x, call.source.hidden, call.source.context, past
+        )
+        return y
 
-        active: the tokens that the block is given, [1, N, E], of the layer's input `all_tokens` [B, T, E].
-        """
-        context, source, state, memory = call.context, call.source, call.state, call.memory
-        # Keys and values are of all tokens, even if queries are only of active tokens.
-        read = None if all_tokens is None else self.block.pre_norm(all_tokens)
+    def transform(self, x: Tensor, call: LayerCall, new: NewStates) -> Tensor:
+        """Return the feed-forward of x. Most feed-forwards compute each token alone and have no state."""
+        past = self.feedforward.new_state() if call.state else None
+        if past is None or call.state is None:
+            return self.feedforward(x, call.context)
+        y, new["feedforward"] = self.feedforward(x, call.context, call.state.feedforward or past)
+        return y
 
-        def attend_self(x: Tensor) -> Tensor:
-            past = state.self_attention if state else None
-            past_input = memory.past_inputs(state.memory) if memory and state and state.memory else None
-            # A memory keeps inputs of the layer, so the norm of a pre-norm block is still to be applied.
-            past_input = None if past_input is None else self.block.pre_norm_memory(past_input)
-            mix = None
-            if memory and state and state.store is not None:
-                mix = functools.partial(memory.mix_with_store, store=state.store, context=context)
-            reading = past, read, past_input, mix, active, call.first_values
-            y, new["self"] = self.attention(x, context, call.position, *reading)
-            return y
-
-        def attend_source(x: Tensor) -> Tensor:
-            assert self.cross_attention is not None
-            assert source is not None
-            past = state.cross_attention if state else None
-            y, new["cross"] = self.cross_attention.cross(x, source.hidden, source.context, past, active)
-            return y
-
-        attention = [attend_self] if self.cross_attention is None else [attend_self, attend_source]
-
-        def transform(x: Tensor) -> Tensor:
-            tokens = context if active is None else None
-            past = self.feedforward.new_state() if state else None
-            # Most feed-forwards are tokenwise and have no state.
-            if past is None:
-                return self.feedforward(x, tokens)
-            assert state is not None
-            y, new["feedforward"] = self.feedforward(x, tokens, state.feedforward or past)
-            return y
-
-        return [*attention, transform] if self.has_feedforward else attention
+    def new_state(self, reserve: int) -> LayerState:
+        """Return the state before the first token, with caches for `reserve` tokens."""
+        return LayerState(self.attention.new_state(reserve), feedforward=self.feedforward.new_state())
 
     def rerun(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
         """Return the output of an encoder's layer for x, with keys and values from the layer input `read`."""
         key_input = self.block.pre_norm(read)
-        attend = lambda x: self.attention(x, context, position, read=key_input)[0]  # noqa: E731
+        attend = lambda x: self.attention.reading(x, key_input, context, position)  # noqa: E731
         sublayers = [attend, lambda x: self.feedforward(x, context)]
         return self.block(x, sublayers[: 1 + self.has_feedforward])
-
-
-def detached(module: M) -> M:
-    """Return the module with weights that get no gradient; memory and hooks of submodules are shared."""
-    weights = {name: None if x is None else x.detach() for name, x in module._parameters.items()}
-    parts = {name: None if part is None else detached(part) for name, part in module._modules.items()}
-    twin = type(module).__new__(type(module))
-    object.__setattr__(twin, "__dict__", {**module.__dict__, "_parameters": weights, "_modules": parts})
-    return twin

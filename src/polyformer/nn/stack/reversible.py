@@ -28,6 +28,7 @@ from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.ops.second_order import first_order
 from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
+from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState
 from polyformer.nn.stack.runners import StackCall
 
@@ -149,6 +150,7 @@ def _residual_steps(
         nonlocal is_recorded
         if not is_recorded:
             # x is the second stream at the start of the layer; the backward pass must not record it again.
+            assert isinstance(layer, FeatureLayer)
             memories.append(layer.memory_state(x, call))
             is_recorded = True
         with training_pass(layer):

@@ -27,6 +27,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.nn.block import merge_streams
 from polyformer.nn.depth import Active, Halting
 from polyformer.nn.stack.convolution import Convolution
+from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 
 
@@ -84,7 +85,8 @@ class RunLayer:
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the layer's output, and its next state if it has a state."""
-        return layer(x, self.calls[index], active)
+        call = self.calls[index]
+        return layer(x, call) if active is None else layer(x, call, active)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +135,10 @@ class DropLayers:
         if index not in self.skipped:
             return self.run(index, layer, x, active)
         call = self.calls[index]
-        return x, None if call.state is None else layer.memory_state(layer.block.memory_input(x), call)
+        if call.state is None:
+            return x, None
+        assert isinstance(layer, FeatureLayer)
+        return x, layer.memory_state(layer.block.memory_input(x), call)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

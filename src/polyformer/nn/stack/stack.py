@@ -16,11 +16,12 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.nn.block import ReversibleConfig, merge_streams, split_streams
-from polyformer.nn.depth import Depth, DepthInput, Halting
+from polyformer.nn.depth import Depth, DepthInput, FixedConfig, Halting
 from polyformer.nn.memory import Memory
 from polyformer.nn.memory.base import check_position
 from polyformer.nn.stack.attention_config import AttentionConfig, check_position_terms
 from polyformer.nn.stack.convolution import Convolution
+from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
 from polyformer.nn.stack.rolling import layer_context, stored_tokens, without_unread
@@ -80,8 +81,10 @@ class Stack(nn.Module):
             check_position(self.position)
         attention = dataclasses.replace(config.attention, mechanism=self.mechanism)
         parts = attention, config.feedforward, config.block, config.norm, config.dropout
+        fixed = isinstance(config.depth, FixedConfig)
+        kind = Layer if fixed and self.memory is None and not self.value_residual else FeatureLayer
         self.layers = nn.ModuleList(
-            Layer(hidden_size, *parts, cross, config.shared_layers.index(number))
+            kind(hidden_size, *parts, cross, config.shared_layers.index(number))
             for number in range(config.shared_layers[-1] + 1)
         )
         self.groups = config.shared_layers
@@ -130,7 +133,7 @@ class Stack(nn.Module):
         if self.widens and x.dtype == torch.float16:
             x = x.float()
         halting = halting or self.start_halting(x, pos, context, source)
-        first_values = self.sequence[0].values(x) if self.value_residual else None
+        first_values = cast(FeatureLayer, self.sequence[0]).values(x) if self.value_residual else None
         call = StackCall(pos, context, source, states, collect, halting, x.dtype, first_values)
         if self.reversible and recomputes_inputs(call):
             return self._run_reversible(x, call)
