@@ -83,7 +83,7 @@ class SoftmaxAttention(CachedAttention):
             if y is not None:
                 return y, state
             k, v = integers.dequantized(k.dtype)
-        else:
+        elif state is not None:
             k, v, state = appended(state, k, v)
         config = self.config
         pattern, mods = config.pattern, () if config.soft_cap is None else (soft_cap(config.soft_cap),)

@@ -41,6 +41,9 @@ from polyformer.nn.heads import Head, LastLayer
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, LayerState, Source, Stack, StackConfig
 from polyformer.nn.stack.rolling import all_columns
 
+DENSE = None, Full(), Causal()
+"""The patterns without a limit besides causality."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StackOutput:
@@ -126,7 +129,8 @@ class StackRunner:
             return self._compute_share(inputs, options, over, state, cached)
         plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
-        padding = unpadding(inputs) if plain and unpads and self._is_unrestricted() else None
+        masked = inputs.attention_mask is not None
+        padding = unpadding(inputs) if masked and plain and unpads and self._is_unrestricted() else None
         if padding is None:
             return self._compute(inputs, options, state, cached)
         output = self._compute(padding.pack_inputs(inputs), options)
@@ -153,7 +157,7 @@ class StackRunner:
     def _is_unrestricted(self) -> bool:
         """Return whether in all layers every token attends to its document (or all before it)."""
         mechanism = getattr(self.config, self.name).attention.mechanism
-        dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in (None, Full(), Causal())
+        dense = isinstance(mechanism, SoftmaxConfig) and mechanism.pattern in DENSE
         return dense and self.stack.depth is None
 
     def check_context_parallel(self) -> None:

@@ -5,13 +5,14 @@ from typing import Literal
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.positions import Position, changes_scores
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ops.norms import NormConfig, RMSNormConfig
 from polyformer.core.ranges import PositiveInt
-from polyformer.nn.stack.global_projections import check_global
 
 PROJECTIONS = ("query", "key", "value", "output")
 
@@ -205,3 +206,39 @@ def check_position_terms(position: Position, mechanism: MechanismConfig, latent:
 def _is_attention_config(data: object) -> bool:
     """Return whether `data` describes the heads too, and not only the mechanism."""
     return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
+
+
+def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
+    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
+
+    Raises `InputError` if heads have different global tokens.
+    """
+    if isinstance(pattern, GlobalPattern):
+        return GlobalKeys(pattern), (pattern,)
+    if isinstance(pattern, Or):
+        (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
+        assert left is not None
+        assert right is not None
+        return left | right, tuple(dict.fromkeys((*some, *more)))
+    if isinstance(pattern, PerHead):
+        heads = [split_global_tokens(head) for head in pattern.patterns]
+        if len({frozenset(tokens) for _, tokens in heads}) > 1:
+            raise InputError("global_projections: expected the same global tokens for all heads")
+        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
+    return pattern, ()
+
+
+def check_global(mechanism: object) -> None:
+    """Raise `InputError` unless the mechanism has global tokens to project."""
+    if not isinstance(mechanism, SoftmaxConfig):
+        raise InputError(
+            "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
+        )
+    if mechanism.changes_scores:
+        raise InputError("global_projections: expected softmax attention without soft_cap and sink")
+    if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
+        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
+        raise InputError(
+            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
+            "add one, or set global_projections to false"
+        )

@@ -95,7 +95,8 @@ class Embedding(nn.Module):
         x = x * self.sum_factor if self.sum_factor != 1.0 else x
         mask = inputs.attention_mask  # with a state it may cover the past too
         valid = None if mask is None else mask[:, -x.shape[1] :].bool()
-        return self.widen(self.dropout(normalize(self.norm, position.embed(x, pos, 0), valid)))
+        x = normalize(self.norm, position.embed(x, pos, 0), valid)
+        return self.widen(self.dropout(x) if self.training else x)
 
 
 def _add_rows(

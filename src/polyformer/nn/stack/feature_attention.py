@@ -21,12 +21,10 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.attention_config import AttentionConfig, check_global, split_global_tokens
 from polyformer.nn.stack.global_projections import (
     GlobalAttention,
     GlobalState,
-    check_global,
-    split_global_tokens,
 )
 from polyformer.nn.stack.multihead import MultiHeadAttention, ProjectedSource, rotate
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.patterns import Or, PerHead
-from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
-from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
+from polyformer.attention.patterns.base import MaskMod, ScoreMod
+from polyformer.attention.patterns.global_base import GlobalPattern
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
@@ -33,6 +32,8 @@ from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
+from polyformer.nn.stack.attention_config import split_global_tokens
+from polyformer.nn.stack.multihead import site_of, split_heads
 
 GLOBAL = "global"
 """The name of global tokens in visualizations."""
@@ -44,42 +45,6 @@ class GlobalState(StateOfStates):
 
     ordinary: State
     cache: KeyValueCache
-
-
-def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
-    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
-
-    Raises `InputError` if heads have different global tokens.
-    """
-    if isinstance(pattern, GlobalPattern):
-        return GlobalKeys(pattern), (pattern,)
-    if isinstance(pattern, Or):
-        (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
-        assert left is not None
-        assert right is not None
-        return left | right, tuple(dict.fromkeys((*some, *more)))
-    if isinstance(pattern, PerHead):
-        heads = [split_global_tokens(head) for head in pattern.patterns]
-        if len({frozenset(tokens) for _, tokens in heads}) > 1:
-            raise InputError("global_projections: expected the same global tokens for all heads")
-        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
-    return pattern, ()
-
-
-def check_global(mechanism: object) -> None:
-    """Raise `InputError` unless the mechanism has global tokens to project."""
-    if not isinstance(mechanism, SoftmaxConfig):
-        raise InputError(
-            "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
-        )
-    if mechanism.changes_scores:
-        raise InputError("global_projections: expected softmax attention without soft_cap and sink")
-    if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
-        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
-        raise InputError(
-            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
-            "add one, or set global_projections to false"
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,24 +199,6 @@ class GlobalAttention(nn.Module):
         entry = lambda b, q_idx, kv_idx: relative.entry(places[b, q_idx] - kv_idx)  # noqa: E731
         add = broadcasts(lambda score, b, h, q_idx, kv_idx: score + table[h, entry(b, q_idx, kv_idx)])
         return step("bias of the distance")(add)
-
-
-def split_heads(x: Tensor, head_size: int) -> Tensor:
-    """Return [B, T, H D] as heads [B, H, T, D]."""
-    # The last axis is H D with the head first, so a view splits it.
-    rows, length, width = x.shape
-    return x.view(rows, length, width // head_size, head_size).transpose(1, 2)
-
-
-def site_of(layer: int, query: nn.Module, key: nn.Module, head_size: int, heads: int) -> Site:
-    """Return the layer and its projections of vectors that are not tokens, for position schemes."""
-
-    def project(projection: nn.Module, vectors: Tensor) -> Tensor:
-        # [R, E] -> [R, heads, D] -> [heads, R, D]; a key head serves a group of query heads.
-        own = projection(vectors).unflatten(-1, (-1, head_size)).transpose(0, 1)
-        return own.repeat_interleave(heads // len(own), dim=0)
-
-    return Site(layer, partial(project, query), partial(project, key))
 
 
 def _global_flags(queries: GlobalQueries, length: int) -> Tensor:

@@ -33,7 +33,7 @@ from polyformer.core.state import State
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
-from polyformer.nn.stack.global_projections import split_heads
+from polyformer.nn.stack.multihead import split_heads
 
 
 class LatentAttention(FeatureAttention):

@@ -11,6 +11,7 @@ global tokens and what else some models add to attention is in `FeatureAttention
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -26,7 +27,6 @@ from polyformer.core.state import State
 from polyformer.nn.cache import CompressedCache
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.compressed import attend_by_policy
-from polyformer.nn.stack.global_projections import GlobalAttention, site_of, split_heads
 
 
 def rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
@@ -51,6 +51,24 @@ class ProjectedSource(State):
         return self
 
 
+def split_heads(x: Tensor, head_size: int) -> Tensor:
+    """Return [B, T, H D] as heads [B, H, T, D]."""
+    # The last axis is H D with the head first, so a view splits it.
+    rows, length, width = x.shape
+    return x.view(rows, length, width // head_size, head_size).transpose(1, 2)
+
+
+def site_of(layer: int, query: nn.Module, key: nn.Module, head_size: int, heads: int) -> Site:
+    """Return the layer and its projections of vectors that are not tokens, for position schemes."""
+
+    def project(projection: nn.Module, vectors: Tensor) -> Tensor:
+        # [R, E] -> [R, heads, D] -> [heads, R, D]; a key head serves a group of query heads.
+        own = projection(vectors).unflatten(-1, (-1, head_size)).transpose(0, 1)
+        return own.repeat_interleave(heads // len(own), dim=0)
+
+    return Site(layer, partial(project, query), partial(project, key))
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with its projections: x [B, T, E] -> [B, T, E]."""
 
@@ -64,7 +82,7 @@ class MultiHeadAttention(nn.Module):
             )
         self.config, self.layer = config, layer
         self.head_size = config.width(hidden_size)
-        self.global_attention: GlobalAttention | None = None
+        self.global_attention: nn.Module | None = None
         self._add_projections(hidden_size)
         mechanism = self._mechanism_config(hidden_size)
         self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)

@@ -170,12 +170,12 @@ class Stack(nn.Module):
 
     def _layer_calls(self, call: StackCall) -> list[LayerCall]:
         """Return the arguments of each layer of the stack."""
-        states = call.states or [None] * len(self.groups)
-        contexts = [layer_context(call.context, state, call.pos.device) for state in states]
-        return [
-            LayerCall(context, self.position, call.source, state, self.memory, call.first_values)
-            for context, state in zip(contexts, states)
-        ]
+        parts = self.position, call.source
+        rest = self.memory, call.first_values
+        if not call.states:
+            return [LayerCall(call.context, *parts, None, *rest)] * len(self.groups)
+        contexts = [layer_context(call.context, state, call.pos.device) for state in call.states]
+        return [LayerCall(context, *parts, state, *rest) for context, state in zip(contexts, call.states)]
 
     def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the results of `forward`, with a graph that contains no activations."""
