@@ -263,6 +263,31 @@ class CompressedCache(StateOfStates):
         length = context.kv_len - self.dropped
         return Context(context.q_len, length, causal=context.causal, q_pos=q_pos, kv_valid=valid)
 
+    def attend(
+        self,
+        mechanism: Callable[..., tuple[Tensor, State | None]],
+        scale: float,
+        queries: tuple[Tensor, Tensor],
+        pair: tuple[Tensor, Tensor],
+        context: Context,
+        terms: BoundPosition,
+    ) -> tuple[Tensor, "CompressedCache"]:
+        """Return the output of softmax attention with this cache, and the state after the policy's choice.
+
+        scale: of scores. queries: [B, H, Tq, D], rotated and before positions. pair: the new keys, rotated,
+        and values.
+        """
+        (q, unrotated), (k, v) = queries, pair
+        position, site = terms.position, terms.site
+        distances = self.distances(terms, k) if position.adds_bias else None
+        # Before any key is dropped all heads have the same distances.
+        kept_terms = terms if distances is None or self.kept is None else distances
+        y, cache = mechanism(q, k, v, context, self.cache, kept_terms)
+        assert isinstance(cache, PairCache)
+        turn = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
+        mod = None if distances is None else distances.score_mod(q, k, context)
+        return y, self.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))
+
     def after(self, call: CacheCall) -> "CompressedCache":
         """Return the state after a call."""
         policy, cache, held = self.policy, call.cache, call.cache.held

@@ -3,20 +3,15 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full
-from polyformer.attention.positions import BoundPosition, changes_scores
+from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import InputError, quote
-from polyformer.core.kv_cache import KeyValueCache, PairCache
-from polyformer.core.sequence.context import Context
-from polyformer.nn.cache import CacheCall, CachePolicy, CompressedCache
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.nn.cache import CachePolicy
 
 if TYPE_CHECKING:
     from polyformer.nn.stack.layer import LayerState
-    from polyformer.nn.stack.multihead import MultiHeadAttention
     from polyformer.nn.stack.stack import Stack
 
 
@@ -79,27 +74,3 @@ def _reason_against_dropping(stack: "Stack", policy: CachePolicy) -> str | None:
     if any(pattern not in dense for pattern in patterns):
         return "keeps other keys in each head, but a pattern reads their places; use dense layers or windows"
     return None
-
-
-def attend_by_policy(
-    attention: "MultiHeadAttention",
-    q: Tensor,
-    unrotated: Tensor,
-    k: Tensor,
-    v: Tensor,
-    context: Context,
-    terms: BoundPosition,
-    state: CompressedCache,
-) -> tuple[Tensor, CompressedCache]:
-    """Return the mechanism's output with a policy's cache, and the state after the policy's choice."""
-    assert isinstance(attention.config.mechanism, SoftmaxConfig)
-    position, site = terms.position, terms.site
-    distances = state.distances(terms, k) if position.adds_bias else None
-    # Before any key is dropped all heads have the same distances.
-    kept_terms = terms if distances is None or state.kept is None else distances
-    y, cache = attention.mechanism(q, k, v, context, state.cache, kept_terms)
-    assert isinstance(cache, PairCache)
-    scale = score_scale(attention.config.mechanism.scale, attention.head_size)
-    turn = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
-    mod = None if distances is None else distances.score_mod(q, k, context)
-    return y, state.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))

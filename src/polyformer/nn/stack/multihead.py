@@ -17,7 +17,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.mechanisms import MechanismConfig
+from polyformer.attention.functional.request import score_scale
+from polyformer.attention.mechanisms import MechanismConfig, SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear, linears
@@ -26,7 +27,6 @@ from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.nn.cache import CompressedCache
 from polyformer.nn.stack.attention_config import AttentionConfig
-from polyformer.nn.stack.compressed import attend_by_policy
 
 
 def rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:
@@ -133,8 +133,10 @@ class MultiHeadAttention(nn.Module):
         if position.rotates:
             q, k = rotate(q, k, context, position, self._site())
         if isinstance(state, CompressedCache):
+            assert isinstance(self.config.mechanism, SoftmaxConfig)
+            scale = score_scale(self.config.mechanism.scale, self.head_size)
             terms = BoundPosition(position, self._site())
-            return attend_by_policy(self, q, unrotated, k, v, context, terms, state)
+            return state.attend(self.mechanism, scale, (q, unrotated), (k, v), context, terms)
         plain = position.is_plain and not self.mechanism.reads_plain_positions
         terms = None if plain else BoundPosition(position, self._site())
         return self._attend(q, k, v, context, state, terms, *gates)
