@@ -10,6 +10,8 @@ from polyformer.core.lazy import lazy_names
 if TYPE_CHECKING:
     from polyformer.applications.audit import audit as audit
     from polyformer.applications.interventions import trace as trace
+    from polyformer.applications.loaded import LoadedModel as LoadedModel
+    from polyformer.applications.loaded import load as load
     from polyformer.attention.functional.attend import attend as attend
     from polyformer.attention.functional.relative import Relative as Relative
     from polyformer.attention.patterns import *
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy_names(
         "Context": "core.sequence.context",
         "GenerationConfig": "models.generation",
         "InputError": "core.errors",
+        "LoadedModel": "applications.loaded",
         "ModelConfig": "models.config",
         "ModelOutput": "models.outputs",
         "ModelState": "models.outputs",
@@ -56,6 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "fit": "training.recipes",
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",
+        "load": "applications.loaded",
         "model_config": "models.presets",
         "register": "models.presets",
         "trace": "applications.interventions",

@@ -35,6 +35,7 @@ def own_output() -> Iterator[None]:
     level = logging.NOTSET if last is None else last.level
     with warnings.catch_warnings():
         if not sys.warnoptions:
+            warnings.simplefilter("default", Caution)
             warnings.showwarning = _show
         if last is not None:
             last.setLevel(logging.ERROR)

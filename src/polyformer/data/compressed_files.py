@@ -106,3 +106,12 @@ def lines_of(file: TextIO, path: Path | Remote) -> Iterator[str]:
         if len(line) > LINE:
             raise InputError(f"{path}, line {number}: longer than {LINE} characters; split it into lines")
         yield line
+
+
+def whole_text(path: Path | Remote) -> str:
+    """Return the text of a file without line ends at its end; raise `InputError` for a blank file."""
+    with opened(path) as file:
+        text = "".join(lines_of(file, path))
+    if not text.strip():
+        raise InputError(f"{path}: expected a text, got only white space")
+    return text.rstrip("\r\n")

@@ -54,6 +54,11 @@ def decoded_rows(
         yield {**row, **_pixels(picture, str(where), size, mode, column)}
 
 
+def picture_row(picture: Any, size: tuple[int, int] | None, mode: Mode | None) -> Row:
+    """Return {image, height, width} of an image of Pillow, as `decoded_rows` does for the bytes of a file."""
+    return _pixels(picture, "image", size, mode, IMAGE)
+
+
 def _fits(row: Row, value: Any, size: tuple[int, int] | None, mode: Mode | None) -> bool:
     """Return whether pixels already have the size and the mode, so that Pillow is not needed."""
     own: Mode = "rgb" if len(value) == 3 * row["height"] * row["width"] else "grey"

@@ -49,6 +49,7 @@ class Encoder:
             limit of the folder, or of the model.
         prompt_name: a prompt of the folder, which precedes every text; None: its default prompt, if any.
         batch_tokens: tokens per batch, including padding.
+        model: with a `pooling`, the model in `folder` if it is already loaded.
 
     Raises:
         InputError: no pooling is defined or it is defined twice, no tokenizer, or a `max_length` beyond the
@@ -64,6 +65,7 @@ class Encoder:
         max_length: int | None = None,
         batch_tokens: int = 4096,
         prompt_name: str | None = None,
+        model: Transformer | None = None,
     ):
         if max_length is not None and max_length < 2:
             raise InputError(f"max_length: expected 2 tokens or more, got {max_length}")
@@ -71,7 +73,7 @@ class Encoder:
             raise InputError(f"batch_tokens: expected 1 or more, got {batch_tokens}")
         options = {"pooling": pooling, "normalize": normalize}
         self.head = None if pooling is None else EmbedConfig.from_dict(options)
-        self.model = _model(folder, device, self.head)
+        self.model = _model(folder, device, self.head) if model is None or pooling is None else model
         config = self.model.config
         assert isinstance(config, ModelConfig)
         self.config, self.tokenizer, self.batch_tokens = config, load_tokenizer(folder), batch_tokens
@@ -138,14 +140,7 @@ def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Tran
     """
     if not folder.exists():
         raise InputError(f"{folder}: no such directory; expected a run, or the folder of a checkpoint")
-    saved = None
-    if head is None and is_checkpoint(folder):
-        if gguf_file(folder) is not None:  # it has no pooling
-            raise _missing_pooling(folder)
-        if read_json(folder / CONFIG, dict).get("model_type", WRAPPED) != WRAPPED:
-            saved = embedding_head(folder)
-            if saved is None:
-                raise _missing_pooling(folder)
+    saved = None if head is not None else saved_pooling(folder)
     model = open_model(folder, device.type, saved).to(device)
     if not isinstance(model.config, ModelConfig):
         raise InputError(f"{folder}: not a model of texts")
@@ -154,10 +149,27 @@ def _model(folder: Path, device: torch.device, head: EmbedConfig | None) -> Tran
     return model
 
 
+def saved_pooling(folder: Path) -> EmbedConfig | None:
+    """Return the pooling of a folder of sentence-transformers; None if the head of the model defines it.
+
+    Raises `InputError` for another public checkpoint, which has no pooling.
+    """
+    if not is_checkpoint(folder):
+        return None
+    if gguf_file(folder) is not None:
+        raise _missing_pooling(folder)
+    if read_json(folder / CONFIG, dict).get("model_type", WRAPPED) == WRAPPED:
+        return None
+    saved = embedding_head(folder)
+    if saved is None:
+        raise _missing_pooling(folder)
+    return saved
+
+
 def _missing_pooling(folder: Path) -> InputError:
     return InputError(
         f"{folder}: neither model nor folder defines a pooling; choose it with --pooling mean, first, last "
-        "or max"
+        "or max (in Python pooling=...)"
     )
 
 

@@ -34,16 +34,13 @@ class AnswerOptions:
 
 def run(options: AnswerOptions) -> None:
     """Print the answers."""
+    from polyformer.applications.loaded import Verbatim, load_for
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.compressed_files import opened
-    from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import QuestionAnswering
+    from polyformer.data.compressed_files import whole_text
 
-    with opened(Path(options.source)) as file:
-        context = file.read()
-    task, model = reader(options.run, QuestionAnswering, options.device)
-    with model_threads(model):
+    context = Verbatim(whole_text(Path(options.source)))
+    loaded = load_for(options.run, "answer", options.device)
+    with model_threads(loaded.model):
         for questions in input_lines(options.text, options.file, options.lines):
-            rows = [{"question": question, "context": context} for question in questions]
-            for answer in task.answer(model, rows):
+            for answer in loaded.answer(questions, context):
                 print(" ".join(answer.split()), flush=True)

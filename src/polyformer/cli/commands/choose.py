@@ -35,30 +35,31 @@ class ChooseOptions:
 
 def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
+    from polyformer.applications.loaded import Verbatim, load_for
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.data.choices import listed
-    from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import MultipleChoice
 
-    choices = None if options.choices is None else listed(options.choices, "--choices")
-    task, model = reader(options.run, MultipleChoice, options.device)
-    with model_threads(model):
+    choices: Any = None
+    if options.choices is not None:
+        choices = [*map(Verbatim, listed(options.choices, "--choices"))]
+    loaded = load_for(options.run, "choose", options.device)
+    with model_threads(loaded.model):
         for lines in input_lines(options.text, options.file, options.lines):
             questions = [_question(line, choices) for line in lines]
-            for question, shares in zip(questions, task.choose(model, questions)):
-                best = max(range(len(shares)), key=shares.__getitem__)
-                print(f"{question['choices'][best]}\t{shares[best]:.4f}", flush=True)
+            texts, lists = [text for text, _ in questions], [own for _, own in questions]
+            for result in loaded.choose(texts, lists):
+                print(f"{result.choice}\t{result.probability:.4f}", flush=True)
 
 
-def _question(line: str, choices: list[str] | None) -> dict[str, Any]:
+def _question(line: str, choices: list[str] | None) -> tuple[str, list[str]]:
     from polyformer.core.errors import InputError, quote
 
     if choices is not None:
-        return {"text": line, "choices": choices}
+        return line, choices
     text, *own = line.split("\t")
     if len(own) < 2:
         raise InputError(
             "QUESTION: expected a question and two or more choices separated by tabs, or --choices, got "
             f"{quote(line)}"
         )
-    return {"text": text, "choices": own}
+    return text, own

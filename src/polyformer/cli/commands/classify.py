@@ -1,23 +1,20 @@
 """Classify texts or images with a trained model.
 
 The inputs are arguments, a file (--file), or the lines of standard input. Prints for each input the most
-probable label, a tab, and its probability (0 to 1). An image is given by its file name and scaled to the
-model's image size. A model of text pairs reads the second text from --pair, or after a tab in each line. A
-checkpoint does not show whether it expects pairs: if every line contains one tab, the lines are read as
-pairs, and a note on standard error says so.
+probable label, a tab, and its probability (0 to 1), or the number of a regression. An image is given by its
+file name and scaled to the model's image size. A model of text pairs reads the second text from --pair, or
+after a tab in each line. A checkpoint does not show whether it expects pairs: if every line contains one tab,
+the lines are read as pairs, and a note on standard error says so.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyformer.cli.commands.input_lines import input_lines, split_at_tabs, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse
-from polyformer.core.errors import InputError, quote
-
-if TYPE_CHECKING:
-    from polyformer.training.tasks import ImageClassification
+from polyformer.core.errors import InputError
 
 EXAMPLES = """examples:
   polyformer classify runs/sst2-1 "a gripping, funny film" "two hours too long"
@@ -33,8 +30,8 @@ class ClassifyOptions:
     """Options of `polyformer classify`."""
 
     run: str = argument(
-        "folder of a trained run of the task classify, classify_pair or classify_image, or of a checkpoint "
-        "with such a head",
+        "folder of a trained run of the task classify, classify_pair, classify_image or regress_pair, or of "
+        "a checkpoint with such a head",
         metavar="RUN",
     )
     text: tuple[str, ...] = argument(
@@ -47,69 +44,54 @@ class ClassifyOptions:
 
 
 def run(options: ClassifyOptions) -> None:
-    """Print labels and probabilities."""
+    """Print labels and probabilities, or the numbers of a regression."""
+    from polyformer.applications.loaded import load_for
+    from polyformer.applications.loaded.classifiers import ImageClassifier
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.training.recipes.classifier import image_classifier
-    from polyformer.training.recipes.reader import Reader
-    from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Classification, PairClassification
 
-    images = image_classifier(options.run, options.device)
-    if images is not None:
-        if options.pair is not None:
-            raise InputError("--pair: only for models of texts, and this model reads images; leave it out")
-        with model_threads(images[1]):
-            for files in image_files(options):
-                report(classified_images(*images, files))
-        return
-    task, model = reader(options.run, Classification, options.device)
+    loaded = load_for(options.run, "classify", options.device)
+    with model_threads(loaded.model):
+        for inputs in (
+            images(options) if isinstance(loaded, ImageClassifier) else texts(options, loaded.pairs)
+        ):
+            for result in loaded.predict(inputs):
+                print(shown(result, loaded.labels), flush=True)
+
+
+def shown(result: Any, labels: tuple[str, ...]) -> str:
+    """Return the line for a result: a label and its probability, a number, or numbers by label."""
+    if isinstance(result, float):
+        result = {name: result for name in labels} or f"{result:.4f}"
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict):
+        return "\t".join(f"{name}\t{number:.4f}" for name, number in result.items())
+    return f"{result.label}\t{result.probability:.4f}"
+
+
+def texts(options: ClassifyOptions, pairs: bool | None) -> Iterator[list[Any]]:
+    """Yield texts or pairs of texts; `pairs`: which of them the model reads, None if it does not show."""
+    from polyformer.applications.loaded import Verbatim
+
     by_line = not options.text and (options.lines or options.file is None) and options.pair is None
-    tabs, unknown = (by_line and isinstance(task, kind) for kind in (PairClassification, Reader))
-    with model_threads(model):
-        for lines in input_lines(options.text, options.file, options.lines):
-            if unknown and all(line.count("\t") == 1 for line in lines):
-                print(
-                    "polyformer: each line contains one tab and is read as a pair of texts", file=sys.stderr
-                )
-                tabs = True
-            unknown = False
-            texts, pairs = split_at_tabs(lines) if tabs else (lines, None)
-            if options.pair is not None:
-                pairs = [options.pair] * len(texts)
-            report(task.classify(model, texts, pairs))
-            while isinstance(task, Classification) and task.notes:
-                print(f"polyformer: {task.notes.pop(0)}", file=sys.stderr)
+    tabs = by_line and pairs is True
+    for number, lines in enumerate(input_lines(options.text, options.file, options.lines)):
+        if by_line and pairs is None and not number and all(line.count("\t") == 1 for line in lines):
+            print("polyformer: each line contains one tab and is read as a pair of texts", file=sys.stderr)
+            tabs = True
+        if options.pair is not None:
+            yield [(line, Verbatim(options.pair)) for line in lines]
+        else:
+            yield list(zip(*split_at_tabs(lines))) if tabs else lines
 
 
-def report(results: Iterable[dict[str, float]]) -> None:
-    """Print the most probable label of each result and its probability."""
-    for shares in results:
-        label = max(shares, key=lambda name: shares[name])
-        print(f"{label}\t{shares[label]:.4f}", flush=True)
-
-
-def image_files(options: ClassifyOptions) -> Iterator[list[str]]:
-    """Return the names of image files: the arguments, --file, or lines."""
+def images(options: ClassifyOptions) -> Iterator[list[str]]:
+    """Yield the names of image files: the arguments, --file, or lines."""
+    if options.pair is not None:
+        raise InputError("--pair: only for models of texts, and this model reads images; leave it out")
     if options.text:
         refuse(options, ("file", "lines"), "not available with images as arguments; leave out one of them")
         return iter([list(options.text)])
     if options.file is not None and not options.lines:
         return iter([[options.file]])
     return input_lines((), options.file, lines=True)
-
-
-def classified_images(task: "ImageClassification", model: Any, files: list[str]) -> list[dict[str, float]]:
-    """Return the probability of each label for each file; raise `InputError` for a file that is no image."""
-    from polyformer.data import read
-    from polyformer.data.image_decoding import SUFFIXES
-    from polyformer.training.recipes.classifier import brought
-
-    for file in files:
-        if not file.lower().endswith(SUFFIXES):
-            raise InputError(
-                "IMAGE: this model reads images; expected a file name that ends with one of "
-                f"{', '.join(SUFFIXES)}, got {quote(file)}; to evaluate a folder use polyformer evaluate RUN "
-                "--data FOLDER"
-            )
-    rows: list[Any] = [next(iter(read(brought(task), ("image", "height", "width"), file))) for file in files]
-    return task.classify(model, rows)

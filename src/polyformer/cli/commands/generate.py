@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from polyformer.applications.retrieval.readers import ContextReader
     from polyformer.models.architectures import Transformer
     from polyformer.models.generation import Draft, GenerationConfig, Mixture, Retrieval
-    from polyformer.training.recipes.writer import Writer
 
 EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "class Stack:" "def push("
@@ -50,9 +49,11 @@ EXAMPLES = """examples:
 """
 
 
-SAMPLING = "temperature", "top_k", "top_p", "seed"
 SETTINGS = (
-    *SAMPLING,
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
     "max_new_tokens",
     "num_beams",
     "num_beam_groups",
@@ -163,29 +164,26 @@ def run(options: GenerateOptions) -> None:
 
 def settings_of(options: GenerateOptions) -> "dict[str, Any]":
     """Return the generation settings that are set by options."""
+    from polyformer.applications.loaded.writers import with_sampling
+
     settings = set_options(options, SETTINGS)
     if "dola_layers" in settings:
         settings["dola_layers"] = layers_of(settings["dola_layers"])
-    if "penalty_alpha" in settings:
-        settings.setdefault("top_k", 4)
-    if any(name in settings for name in SAMPLING if name != "top_k" or "penalty_alpha" not in settings):
-        settings["do_sample"] = True
-    return settings
+    return with_sampling(settings)
 
 
 def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: ModelShard) -> None:
     """Print the prompts and their continuations by a model of polyformer, which may be tensor parallel."""
+    from polyformer.applications.loaded import load_for
+    from polyformer.applications.loaded.writers import plain_settings
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.models.generation import SpeculationConfig
-    from polyformer.training.recipes.run import writer
-    from polyformer.training.recipes.writer import Writer
-    from polyformer.training.tasks import LanguageModelling
 
-    config = generation_config(settings, options.stop)
-    task, model = writer(options.run, LanguageModelling, shard.loading_device(options.device))
+    plain_settings(settings)  # raises errors before the weights are read
+    loaded = load_for(options.run, "generate", shard.loading_device(options.device))
+    task, model = loaded.task, loaded.model
     shard.divide(model)
-    if isinstance(task, Writer):
-        config = checkpoint_config(task, settings, options.stop)
+    config = loaded.settings(settings, options.stop)
     # torch's default seed is the same in all processes.
     if config.method == "sample" and config.sampling.seed is None:
         config = replace(config, sampling=replace(config.sampling, seed=shard.agree(secrets.randbits(63))))
@@ -231,6 +229,7 @@ def mixture_for(options: GenerateOptions, reader: "ContextReader") -> "KnnMixtur
 
 def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") -> None:
     """Print the prompts and their continuations by a model that only transformers can load."""
+    from polyformer.applications.loaded.writers import shown_prompt
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.ops.cpu_threads import model_threads
@@ -296,6 +295,7 @@ def write(
 
     more: arguments of `polyformer.models.generation.generate`.
     """
+    from polyformer.applications.loaded.writers import shown_prompt
     from polyformer.models.generation import TextStreamer
 
     decode = task.tokenizer.decode
@@ -337,15 +337,6 @@ def in_turn(prompts: Iterable[str]) -> Iterator[str]:
         yield prompt
 
 
-def shown_prompt(prompt: str, decoded: str) -> str:
-    """Return a prompt without the white space at its end if its tokens, `decoded`, do not have it.
-
-    The continuation of such tokens begins with a space of its own.
-    """
-    end = prompt[len(prompt.rstrip()) :]
-    return prompt if decoded.endswith(end) else prompt.rstrip()
-
-
 def printer_after(prompt: str) -> Callable[[str], None]:
     """Return a function that prints pieces of a text; the first call prints the prompt first.
 
@@ -358,19 +349,3 @@ def printer_after(prompt: str) -> Callable[[str], None]:
         sys.stdout.flush()
 
     return show
-
-
-def generation_config(settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":
-    """Return `settings` with the defaults of polyformer."""
-    from polyformer.models.generation import GenerationConfig
-    from polyformer.models.generation.setting_names import with_settings
-
-    return with_settings(GenerationConfig(stop=() if stop is None else (stop,)), settings)
-
-
-def checkpoint_config(task: "Writer", settings: "dict[str, Any]", stop: str | None) -> "GenerationConfig":
-    """Return `settings` with the defaults of the checkpoint."""
-    seed = settings.pop("seed", None)
-    task.follow(**settings, **({"stop_strings": (stop,)} if stop else {}))
-    config = task.settings(64)
-    return replace(config, sampling=replace(config.sampling, seed=seed)) if seed is not None else config

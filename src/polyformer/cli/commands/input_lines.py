@@ -79,6 +79,8 @@ def check_standard_input() -> None:
 
 def whole_text(file: str) -> str:
     """Return the text of `file` without line ends at its end; raise `InputError` if there is none."""
+    from polyformer.applications.loaded.inputs import Verbatim
+
     if file == STANDARD_INPUT:
         check_standard_input()
         text = sys.stdin.read().removeprefix("\ufeff")
@@ -86,7 +88,7 @@ def whole_text(file: str) -> str:
         text = "".join(_lines(file))
     if not text.strip():
         raise InputError(f"--file: expected a text, got only white space in {file}")
-    return text.rstrip("\r\n")
+    return Verbatim(text.rstrip("\r\n"))
 
 
 def _lines(file: str) -> Iterator[str]:
@@ -107,9 +109,12 @@ def _lines(file: str) -> Iterator[str]:
 
 def _in_batches(lines: Iterable[str]) -> Iterator[list[str]]:
     """Yield `lines` without their ends in lists of at most `LINES`."""
+    from polyformer.applications.loaded.inputs import Verbatim
+
     # A byte order mark, as in files, is no part of the first text.
-    texts = (
-        line.rstrip("\r\n").removeprefix("" if number else "\ufeff") for number, line in enumerate(lines)
+    texts: Iterator[Any] = (
+        Verbatim(line.rstrip("\r\n").removeprefix("" if number else "\ufeff"))
+        for number, line in enumerate(lines)
     )
     while batch := list(itertools.islice(texts, LINES)):
         yield batch
@@ -128,7 +133,9 @@ def _with_note(batches: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
     """Return the texts before and after the tab of each line; raise `InputError` for other lines."""
-    pairs = [line.split("\t") for line in lines]
+    from polyformer.applications.loaded.inputs import Verbatim
+
+    pairs = [[*map(Verbatim, line.split("\t"))] for line in lines]
     for line, texts in zip(lines, pairs):
         if len(texts) != 2:
             raise InputError(f"TEXT: expected two texts separated by a tab in each line, got {quote(line)}")

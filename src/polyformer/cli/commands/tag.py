@@ -4,7 +4,6 @@ The texts are arguments, a file (--file), or the lines of standard input. Prints
 a tab, its tag; and an empty line after each text (the CoNLL format).
 """
 
-import re
 from dataclasses import dataclass
 
 from polyformer.cli.commands.input_lines import input_lines, text_file, text_lines
@@ -15,8 +14,6 @@ EXAMPLES = """examples:
   polyformer tag runs/wnut17-1 --file article.txt
   polyformer tag runs/wnut17-1 --lines < sentences.txt > tagged.conll
 """
-
-WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +33,11 @@ class TagOptions:
 
 def run(options: TagOptions) -> None:
     """Print words and tags."""
+    from polyformer.applications.loaded import load_for
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.training.recipes.run import reader
-    from polyformer.training.tasks import Tagging
 
-    task, model = reader(options.run, Tagging, options.device)
-    with model_threads(model):
-        for batch in input_lines(options.text, options.file, options.lines):
-            sentences = [WORD.findall(text) for text in batch]
-            for words, tags in zip(sentences, task.tag(model, sentences)):
-                print("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags)), flush=True)
+    loaded = load_for(options.run, "tag", options.device)
+    with model_threads(loaded.model):
+        for texts in input_lines(options.text, options.file, options.lines):
+            for tagged in loaded.tag(texts):
+                print("".join(f"{word}\t{tag}\n" for word, tag in tagged), flush=True)

@@ -4,13 +4,10 @@ The texts are arguments, a file (--file), or the lines of standard input. A run 
 of output that it was trained on: a translation, a generated summary, or the sentences that summarize it.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from polyformer.cli.commands.input_lines import input_lines, text_file, text_lines
-from polyformer.cli.commands.options import Device, argument, device, option
-from polyformer.core.errors import InputError
+from polyformer.cli.commands.options import Device, argument, device, option, set_options
 
 EXAMPLES = """examples:
   polyformer translate runs/multi30k-1 "Two dogs are running through the snow." "A man is reading."
@@ -48,48 +45,11 @@ class TranslateOptions:
 
 def run(options: TranslateOptions) -> None:
     """Print the translations."""
+    from polyformer.applications.loaded import load_for
     from polyformer.core.ops.cpu_threads import model_threads
 
-    translate, model = _extractor(options) or _translator(options)
-    with model_threads(model):
-        for batch in input_lines(options.text, options.file, options.lines):
-            print("\n".join(translate(batch)), flush=True)
-
-
-Translator = tuple[Callable[[Sequence[str]], list[str]], Any]
-"""The function from texts to their outputs, and its model."""
-
-
-def _translator(options: TranslateOptions) -> Translator:
-    from polyformer.models.generation import BeamConfig
-    from polyformer.training.recipes.run import writer
-    from polyformer.training.recipes.writer import Writer
-    from polyformer.training.tasks import SequenceToSequence
-
-    task, model = writer(options.run, SequenceToSequence, options.device)
-    languages = options.source_language, options.target_language
-    if isinstance(task, Writer):
-        task.between(*languages)
-    elif any(languages):
-        raise InputError(
-            f"{options.run}: a run has no language codes; leave out --source-language and --target-language"
-        )
-    beam = None if options.num_beams is None else BeamConfig(num_beams=options.num_beams)
-    return lambda texts: task.translate(model, texts, beam), model
-
-
-def _extractor(options: TranslateOptions) -> Translator | None:
-    """Return the extractor of sentences, or None if the model generates its output."""
-    from polyformer.training.recipes.run import Run, is_checkpoint
-    from polyformer.training.tasks import ExtractConfig, Extraction
-
-    if is_checkpoint(options.run) or not isinstance(Run.open(options.run).recipe.task, ExtractConfig):
-        return None
-    if options.num_beams or options.source_language or options.target_language:
-        raise InputError(
-            f"{options.run}: sentences are chosen, not generated; leave out --num-beams, --source-language "
-            "and --target-language"
-        )
-    run = Run.open(options.run)
-    task, model = run.task_of(Extraction), run.model(options.device)
-    return lambda texts: task.extract(model, texts), model
+    loaded = load_for(options.run, "translate", options.device)
+    settings = set_options(options, ("num_beams", "source_language", "target_language"))
+    with model_threads(loaded.model):
+        for texts in input_lines(options.text, options.file, options.lines):
+            print("\n".join(loaded.predict(texts, **settings)), flush=True)

@@ -17,7 +17,7 @@ from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.models.config import ModelConfig, max_positions
-from polyformer.nn.heads import ClassifyConfig, TagConfig
+from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks.choose import choice_probabilities, pack_choices
 from polyformer.training.tasks.qa import QuestionAnsweringConfig, answers
 from polyformer.training.tasks.text import batched, required
@@ -52,6 +52,13 @@ class Reader:
         self.language: str | None = None  # language of the texts
         self.collate, self.first = collation(config, self.tokenizer)
 
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the labels by their numbers; LABEL_0, ... without names."""
+        names = {int(number): name for number, name in (self.fields.get("id2label") or {}).items()}
+        count = getattr(self.config.head, "num_labels", 0)
+        return [names.get(number, f"LABEL_{number}") for number in range(count)]
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text with special tokens; raise `InputError` for too long texts."""
         encoded = self.tokenizer.encode_batch_for_model(texts, language=self.language)
@@ -82,7 +89,7 @@ class Reader:
         """Return the probability of each label for every text or pair; for regression, the values."""
         head = self.config.head
         assert isinstance(head, ClassifyConfig)
-        labels, scores = self._labels(head), [{}] * len(texts)
+        labels, scores = self.labels, [{}] * len(texts)
         rows: Sequence[Any] = self.encode(texts) if pairs is None else self._encode_pairs(texts, pairs)
         for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
             shares = model(**batch).logits
@@ -109,9 +116,8 @@ class Reader:
 
         A word without tokens gets the tag of the first token of the sentence.
         """
-        head, texts = self.config.head, [" ".join(words) for words in sentences]
-        assert isinstance(head, TagConfig)
-        labels, encoded = self._labels(head), encode_marked(self.tokenizer, texts)
+        texts, labels = [" ".join(words) for words in sentences], self.labels
+        encoded = encode_marked(self.tokenizer, texts)
         rows = [self.checked(text, encoding.ids) for text, encoding in zip(texts, encoded)]
         tags: list[list[str]] = [[]] * len(sentences)
         for chosen, batch in batched(model, rows, self.collate, self.batch_tokens):
@@ -132,11 +138,6 @@ class Reader:
                 (windows, [offset for offset, side in zip(pair.offsets, pair.sequence_ids) if side == 1])
             )
         return answers(model, [dict(row) for row in rows], encoded, usual, self.collate)
-
-    def _labels(self, head: ClassifyConfig | TagConfig) -> list[str]:
-        """Return the names of the labels by their numbers; LABEL_0, ... without names."""
-        names = {int(number): name for number, name in (self.fields.get("id2label") or {}).items()}
-        return [names.get(number, f"LABEL_{number}") for number in range(head.num_labels)]
 
 
 def command_of(config: ModelConfig) -> str | None:

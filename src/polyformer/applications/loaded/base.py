@@ -1,0 +1,191 @@
+"""The interface of a loaded model: a method for each ability, in batches, in the order of the inputs.
+
+A class of this package overrides the methods that its models support. The other methods raise an error that
+names what the model can do.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from polyformer.applications.loaded.inputs import several, texts_of
+from polyformer.core.errors import Caution, InputError
+from polyformer.core.evaluation_mode import evaluating
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from polyformer.applications.encode.encoder import Encoder
+
+
+class LoadedModel:
+    """A trained model; its methods take an input or a list of inputs, and return a result or a list.
+
+    A text is a string, or the `pathlib.Path` of a file whose whole text is read.
+
+    Args:
+        path: the run or checkpoint.
+        task: computes results with the model, as in the commands: a task of the run, or the reader of a
+            checkpoint.
+        model: the model, on its device and in evaluation mode.
+    """
+
+    command: ClassVar[str] = ""
+    """The command that calls `does`, if there is one."""
+    does: ClassVar[str]
+    """The method that `predict` calls."""
+    reads_text: ClassVar[bool] = True
+    """Whether the model reads texts, so that they have vectors."""
+
+    def __init__(self, path: Path, task: Any, model: Any):
+        self.path, self.task, self.model = path, task, model
+        self._encoders: dict[tuple[str | None, bool], Encoder] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}: {', '.join(self.can)}>"
+
+    @property
+    def can(self) -> tuple[str, ...]:
+        """Return the names of the methods that the model supports."""
+        return tuple(dict.fromkeys(["predict", *self.abilities, *(["embed"] if self.reads_text else [])]))
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Return the methods of the task of the model."""
+        return (self.does,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels in the order of the model's logits; empty for other models."""
+        return ()
+
+    def predict(self, *inputs: Any, **options: Any) -> Any:
+        """Return what the task of the model asks for: the method `does` with these arguments."""
+        return getattr(self, self.does)(*inputs, **options)
+
+    def classify(self, inputs: Any) -> Any:
+        """Return a `Prediction` for each input: a text, a pair of texts (a tuple), or an image.
+
+        An image is the name or path of a file, or an image of Pillow. Longer texts are cut or refused, as in
+        training.
+        """
+        raise self.cannot("classify")
+
+    def regress(self, inputs: Any) -> Any:
+        """Return the number of each input: a text or a pair of texts (a tuple)."""
+        raise self.cannot("regress")
+
+    def tag(self, texts: Any) -> Any:
+        """Return a list of `TaggedWord` for each text; a tuple of words is a text that is already split."""
+        raise self.cannot("tag")
+
+    def translate(
+        self,
+        texts: Any,
+        num_beams: int | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> Any:
+        """Return the translation of each text.
+
+        num_beams: 1 is greedy decoding; by default as in the recipe or the checkpoint. The languages are
+        codes, such as "en", of checkpoints that know several languages.
+        """
+        raise self.cannot("translate")
+
+    def summarize(self, texts: Any, num_beams: int | None = None) -> Any:
+        """Return the summary of each text."""
+        raise self.cannot("summarize")
+
+    def generate(
+        self, prompts: Any = "", max_new_tokens: int | None = None, stop: str | None = None, **settings: Any
+    ) -> Any:
+        """Return each prompt with its continuation, as `polyformer generate` prints it.
+
+        max_new_tokens: by default as in the checkpoint, else 64. stop: the text ends before this string.
+        settings: names of transformers' generation settings, such as num_beams, top_p and temperature, and
+        `seed`; sampling is on if one of its settings is present.
+        """
+        raise self.cannot("generate")
+
+    def answer(self, question: Any, context: Any) -> Any:
+        """Return the answer to each question, an excerpt of the context; empty without an answer.
+
+        context: a text for all questions, or a list with a text for each.
+        """
+        raise self.cannot("answer")
+
+    def choose(self, question: Any, choices: Sequence[Any]) -> Any:
+        """Return a `Choice` for each question.
+
+        choices: two or more texts for all questions, or for a list of questions a list of texts for each.
+        """
+        raise self.cannot("choose")
+
+    def embed(
+        self, texts: Any, pooling: str | None = None, normalize: bool = True
+    ) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """Return the vectors of texts, float32 [texts, width], or [width] for a single text.
+
+        Longer texts than the model reads are cut, with a warning.
+
+        Args:
+            texts: a text or a list of texts.
+            pooling: mean, first, last or max of the last hidden states; None: as in the head or the folder
+                of the model.
+            normalize: with a `pooling`, whether vectors have length 1.
+
+        Raises:
+            InputError: no pooling is defined or it is defined twice.
+        """
+        if not self.reads_text:
+            raise self.cannot("embed")
+        items, single = several(texts)
+        encoder = self._encoder(pooling, normalize)
+        with evaluating(encoder.model):
+            vectors, cut = encoder.vectors(texts_of("texts", items))
+        if cut:
+            warn(f"{len(cut)} of {len(items)} texts are cut to {encoder.max_length} tokens")
+        return vectors[0].numpy() if single else vectors.numpy()
+
+    def cannot(self, name: str) -> InputError:
+        """Return the error for a method that the model does not support."""
+        return InputError(f"{name}: not available for {self.path}; this model can {', '.join(self.can)}")
+
+    def _encoder(self, pooling: str | None, normalize: bool) -> "Encoder":
+        from polyformer.applications.encode.encoder import Encoder
+
+        if (pooling, normalize) not in self._encoders:
+            device = next(self.model.parameters()).device
+            model = None if pooling is None else self.model
+            self._encoders[pooling, normalize] = Encoder(
+                self.path, device, pooling, normalize=normalize, model=model
+            )
+        return self._encoders[pooling, normalize]
+
+    def _each(self, inputs: Any, function: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Return the results of `function` on the list of inputs, or the result of a single input."""
+        items, single = several(inputs)
+        with self._inference():
+            results = list(function(items)) if items else []
+        return results[0] if single else results
+
+    @contextmanager
+    def _inference(self) -> "Iterator[None]":
+        """Compute in evaluation mode and without gradients; the notes of the task become warnings."""
+        with evaluating(self.model), torch.no_grad():
+            yield
+        notes = getattr(self.task, "notes", [])
+        while notes:
+            warn(notes.pop(0))
+
+
+def warn(message: str) -> None:
+    """Warn about inputs."""
+    warnings.warn(message, category=Caution, stacklevel=4)
