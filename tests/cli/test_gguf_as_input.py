@@ -53,6 +53,7 @@ def test_generate(path: Path, output: Callable[..., str]):
     text = "Anna" + ids.texts(tokenizer.decode)[0] + "\n"
     assert output("generate", path, "--prompt", "Anna", "--max-new-tokens", 5) == text
     assert output("generate", path.parent, "--prompt", "Anna", "--max-new-tokens", 5) == text
+    assert polyformer.load(path, "cpu").generate("Anna", 5) + "\n" == text
 
 
 def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]):

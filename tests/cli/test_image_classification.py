@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import polyformer
+from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import explore
 from polyformer.cli.plots.report import write_report
@@ -93,6 +95,24 @@ def test_images_of_any_size_and_colours_are_classified(
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [label for label, _ in lines] == ["red", "blue", "green"]
     assert all(0.5 < float(share) <= 1 for _, share in lines)
+
+
+def test_images_are_classified_in_python_as_by_the_command(run: Path, tmp_path: Path, output):
+    wide = picture("red", 1).resize((50, 30))
+    wide.save(tmp_path / "wide.png")
+    (shown,) = output("classify", run, tmp_path / "wide.png").splitlines()
+    loaded = polyformer.load(run, "cpu")
+    by_path = loaded.classify(tmp_path / "wide.png")
+    assert f"{by_path.label}\t{by_path.probability:.4f}" == shown
+    assert by_path.probabilities.keys() == {"blue", "green", "red"} == {*loaded.labels}
+    assert sum(by_path.probabilities.values()) == pytest.approx(1)
+    several = loaded.predict([wide, picture("blue", 2), str(tmp_path / "wide.png")])
+    assert several[0].probabilities == pytest.approx(by_path.probabilities, abs=1e-5)
+    assert [result.label for result in several] == ["red", "blue", "red"]
+    with pytest.raises(InputError, match=r"embed: not available for .*; this model can predict, classify"):
+        loaded.embed("a text")
+    with pytest.raises(InputError, match="expected an image of Pillow, or a file name"):
+        loaded.classify([3])
 
 
 def test_what_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complaint: Callable[..., str]):

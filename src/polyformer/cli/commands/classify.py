@@ -61,7 +61,7 @@ def run(options: ClassifyOptions) -> None:
 def shown(result: Any, labels: tuple[str, ...]) -> str:
     """Return the line for a result: a label and its probability, a number, or numbers by label."""
     if isinstance(result, float):
-        result = {name: result for name in labels} or f"{result:.4f}"
+        result = dict.fromkeys(labels, result) or f"{result:.4f}"
     if isinstance(result, str):
         return result
     if isinstance(result, dict):

@@ -107,12 +107,12 @@ def _lines(file: str) -> Iterator[str]:
         raise InputError(f"--file: {error}") from error
 
 
-def _in_batches(lines: Iterable[str]) -> Iterator[list[str]]:
+def _in_batches(lines: Iterable[str]) -> Iterator[list[Any]]:
     """Yield `lines` without their ends in lists of at most `LINES`."""
     from polyformer.applications.loaded.inputs import Verbatim
 
     # A byte order mark, as in files, is no part of the first text.
-    texts: Iterator[Any] = (
+    texts = (
         Verbatim(line.rstrip("\r\n").removeprefix("" if number else "\ufeff"))
         for number, line in enumerate(lines)
     )
