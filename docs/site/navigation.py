@@ -29,6 +29,7 @@ PARTS: dict[str, list[str]] = {
         "models",
         "transformers",
         "runs",
+        "trained_models",
         "cluster",
         "depth",
         "datastores",

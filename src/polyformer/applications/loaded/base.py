@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A trained model; its methods take an input or a list of inputs, and return a result or a list.
 
-    A text is a string, or the `pathlib.Path` of a file whose whole text is read.
+    A text is a string, or the `pathlib.Path` of a file, which is read to its end.
 
     Args:
         path: the run or checkpoint.
@@ -66,7 +66,7 @@ class LoadedModel:
         return ()
 
     def predict(self, *inputs: Any, **options: Any) -> Any:
-        """Return what the task of the model asks for: the method `does` with these arguments."""
+        """Return the result of the method `does` with these arguments."""
         return getattr(self, self.does)(*inputs, **options)
 
     def classify(self, inputs: Any) -> Any:

@@ -35,7 +35,7 @@ def is_picture(value: object) -> bool:
 
 
 def text_of(name: str, value: object) -> str:
-    """Return a text: a string as it is, or the whole text of a file that is named by a path.
+    """Return a text: a string as it is, or the whole text of the file of a path.
 
     Raises `InputError` that names the argument `name` for another type, for a file that cannot be read, and
     for a string that is the name of an existing file.

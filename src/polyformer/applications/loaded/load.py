@@ -6,7 +6,7 @@ from typing import Any
 from polyformer.applications.loaded.base import LoadedModel
 from polyformer.applications.loaded.classifiers import ImageClassifier, Regressor, TextClassifier
 from polyformer.applications.loaded.words import Answerer, Chooser, Tagger, TextEncoder
-from polyformer.applications.loaded.writers import Continuer, Extractor, Translator
+from polyformer.applications.loaded.writers import Continuer, Extractor, TargetWriter
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.paths import checked_path
@@ -31,7 +31,7 @@ TASKS: dict[type[tasks.Task], type[LoadedModel]] = {
     tasks.QuestionAnswering: Answerer,
     tasks.MultipleChoice: Chooser,
     tasks.Extraction: Extractor,
-    tasks.SequenceToSequence: Translator,
+    tasks.SequenceToSequence: TargetWriter,
     tasks.LanguageModelling: Continuer,
     TextTask: TextEncoder,  # the base class of the others comes last
 }
@@ -43,7 +43,7 @@ COMMANDS: dict[str | None, type[LoadedModel]] = {
     "classify": TextClassifier,
     "generate": Continuer,
     "tag": Tagger,
-    "translate": Translator,
+    "translate": TargetWriter,
 }
 """The class for the command of a checkpoint's head."""
 

@@ -21,7 +21,7 @@ SAMPLING = "temperature", "top_k", "top_p", "seed"
 NEW_TOKENS = 64
 
 
-class Translator(LoadedModel):
+class TargetWriter(LoadedModel):
     """An encoder-decoder that generates a text for each text: a translation, a summary, or both."""
 
     command: ClassVar[str] = "translate"
