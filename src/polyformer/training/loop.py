@@ -45,7 +45,8 @@ from polyformer.training.passes import (
 from polyformer.training.schedules import ScheduleConfig
 from polyformer.training.signals import Interrupted, SignalRequests, Signals
 from polyformer.training.state import Progress, Snapshot, check_progress
-from polyformer.training.task import FinalMetricsTask, TrainingTask
+from polyformer.training.task import CalibratedTask, FinalMetricsTask, TrainingTask
+from polyformer.training.temperature import Calibration
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -57,6 +58,7 @@ class Result:
     step: int  # updates made
     metrics: dict[str, float]  # of the final weights
     final_metrics: dict[str, dict[str, float]]  # more of them, from `FinalMetricsTask`
+    calibration: Calibration | None  # of the final weights, from `CalibratedTask`
     best: float | None  # best value of the task's metric during the run
     best_step: int | None
     kept: Kept  # the final weights, and why these
@@ -121,6 +123,7 @@ class Training:
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
         self.display = Display()
         self.final_metrics: dict[str, dict[str, float]] = {}
+        self.calibration: Calibration | None = None
         self.main = self.engine.rank == 0
         self.ranking = Ranking(task.best, task.direction)
         self._resume_or_start(seed, resume, from_step)
@@ -176,6 +179,7 @@ class Training:
             step=self.progress.step,
             metrics=self.progress.metrics,
             final_metrics=self.final_metrics,
+            calibration=self.calibration,
             best=self.progress.best_metrics.get(self.task.best),
             best_step=self.progress.best_step,
             kept=self.kept,
@@ -335,6 +339,21 @@ class Training:
             snapshot.kind["scalars"] = self.engine.merge_stages(snapshot.kind["scalars"])
             self.writer.write(snapshot)
 
+    def calibrate(self) -> None:
+        """Calibrate the probabilities of the final weights, if the task has labels and held-out data.
+
+        Weights that are divided among processes are not changed.
+        """
+        if self.engine.mesh is not None or not isinstance(self.task, CalibratedTask):
+            return
+        self.model.eval()
+        with torch.no_grad():
+            self.calibration = self.task.calibrate(self.model, self.engine.evaluation_group)
+        if self.calibration is not None:
+            self.display.note(self.calibration.note())
+            if self.calibration.changes:
+                self.progress.metrics = self.measure()
+
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Load the final weights into the model, and write them to files."""
         self.engine.accelerator.wait_for_everyone()
@@ -343,6 +362,7 @@ class Training:
         )
         self.progress.metrics = self.kept.metrics
         self.display.note(self.kept.reason)
+        self.calibrate()
         self.model.eval()
         if isinstance(self.task, FinalMetricsTask):
             with torch.no_grad(), self.engine.evaluating(self.model):

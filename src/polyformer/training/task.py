@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from polyformer.core.state import State
+from polyformer.training.temperature import Calibration
 
 Batch = dict[str, torch.Tensor]
 Item = TypeVar("Item")
@@ -107,6 +108,18 @@ class FinalMetricsTask(TrainingTask, Protocol):
 
     def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return metrics by the name of their data; called in the same way as `evaluate`."""
+        ...
+
+
+@runtime_checkable
+class CalibratedTask(TrainingTask, Protocol):
+    """A task whose probabilities can be calibrated on held-out data."""
+
+    def calibrate(self, model: nn.Module, accelerator: EvaluationGroup) -> Calibration | None:
+        """Scale the logits of `model` by a temperature; None without held-out data or without labels.
+
+        Called in the same way as `evaluate`, with the final weights.
+        """
         ...
 
 

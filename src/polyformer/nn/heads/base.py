@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
@@ -123,3 +124,19 @@ class Head(nn.Module):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Return the mean loss over labelled items (None without labels) and a function for predictions."""
         raise NotImplementedError
+
+    def divide_logits(self, temperature: float) -> bool:
+        """Divide the logits by a temperature, in the weights; return False if the head cannot.
+
+        So the probabilities softmax(logits / temperature) are the model's own in every format and export.
+        """
+        return False
+
+
+@torch.no_grad()
+def divide_layers(temperature: float, *layers: nn.Module) -> bool:
+    """Divide all parameters of linear layers by a number; return True."""
+    for layer in layers:
+        for parameter in layer.parameters():
+            parameter.div_(temperature)
+    return True

@@ -12,7 +12,7 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.core.ranges import PositiveInt, Probability
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
 from polyformer.nn.heads.problem_types import Problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
 
@@ -106,6 +106,10 @@ class Classify(Head):
             pooled = self.activation(self.dense(pooled))
         logits = self.output(self.dropout(self.transform(pooled)))
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
+
+    def divide_logits(self, temperature: float) -> bool:
+        """Divide the last layer by the temperature."""
+        return divide_layers(temperature, self.output)
 
     def _end_token_mask(self, inputs: HeadInput) -> Tensor:
         """Return the places of `end_token` in the text [B, T]."""

@@ -15,7 +15,7 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import pool
 from polyformer.core.ranges import PositiveInt, Probability
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
 from polyformer.nn.heads.problem_types import Problem, label_loss, random_labels
 
 
@@ -69,6 +69,10 @@ class Distilled(Head):
             return None, lambda: logits
         losses = [label_loss(self.problem, score, labels) for score in scores]
         return (losses[0] + losses[1]) / 2, lambda: logits
+
+    def divide_logits(self, temperature: float) -> bool:
+        """Divide both classifiers by the temperature."""
+        return divide_layers(temperature, self.output, self.distilled)
 
 
 def _without_first(hidden: Tensor, mask: Tensor | None) -> Tensor:

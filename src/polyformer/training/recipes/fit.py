@@ -130,7 +130,10 @@ def _fit(
         scores = score(task, joined, splits, result)
     if is_main():
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        run.record(parameters=parameters, **{STEPS: result.step}, kept=result.kept.record(), metrics=scores)
+        facts: dict[str, Any] = {STEPS: result.step, "kept": result.kept.record(), "metrics": scores}
+        if result.calibration is not None:
+            facts["calibration"] = result.calibration.record()
+        run.record(parameters=parameters, **facts)
     return Fitted(run, task, splits, model, result, scores)
 
 

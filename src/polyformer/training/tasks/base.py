@@ -33,6 +33,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows
 from polyformer.training.task import EvaluationGroup
 from polyformer.training.tasks.cached_results import CachedResults
+from polyformer.training.temperature import Calibration, calibrated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +239,13 @@ class Task(abc.ABC):
         """Return metrics of a finished model on `rows`, the same in every process."""
         return self.measure(model, self.held_out(rows), workers)
 
+    def divide_logits(self, model: nn.Module, temperature: float) -> bool:
+        """Divide all logits of `model` by a temperature, in its weights; return False if it is not possible.
+
+        Possible for tasks with probabilities of labels.
+        """
+        return False
+
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of generated text, too slow during training; empty for most tasks."""
         return {}
@@ -293,6 +301,24 @@ class TaskWithData:
         if self.valid is None:
             return {}
         return self.task.measure(model, self.valid, Workers.of(accelerator))
+
+    def calibrate(self, model: nn.Module, accelerator: EvaluationGroup) -> Calibration | None:
+        """Scale the logits by a temperature that is fitted on the validation data; None without them."""
+        if self.valid is None or not self.task.divide_logits(model, 1.0):
+            return None
+        workers, device = Workers.of(accelerator), next(model.parameters()).device
+        rows: list[tuple[list[float], int]] = []
+        for _, batch in share(self.valid.batches.epoch(0), 0, workers.rank, workers.world):
+            logits = model(**batch_to_device(batch, device)).logits
+            rows += zip(logits.double().tolist(), batch["labels"].tolist())
+        gathered = workers.gather(rows)
+        if not gathered:
+            return None
+        logits, labels = zip(*gathered)
+        result = calibrated(torch.tensor(logits).double(), torch.tensor(labels))
+        if result.changes:
+            self.task.divide_logits(model, result.temperature)
+        return result
 
     def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return the metrics of the test data, empty without them."""

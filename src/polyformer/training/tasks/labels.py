@@ -117,6 +117,10 @@ class SingleLabelTask(Labelled, Task):
     def probabilities(self, model: nn.Module, rows: Sequence[Any]) -> Tensor:
         """Return the probability [rows, labels] of each label; rows need no label."""
 
+    def divide_logits(self, model: Any, temperature: float) -> bool:
+        """Divide all logits of `model` by a temperature, in the weights of its head."""
+        return model.head.divide_logits(temperature)
+
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, and the flattened confusion matrix [label, prediction]."""
         output, labels = model(**batch), batch["labels"]

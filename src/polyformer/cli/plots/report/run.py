@@ -14,6 +14,7 @@ from polyformer.cli.plots.report.charts import Series, bar_chart, line_chart
 from polyformer.cli.plots.report.examples import examples
 from polyformer.cli.plots.report.held import HeldOutRows, read_held_out
 from polyformer.cli.plots.report.page import asset, details, figure, page, section, table, tiles
+from polyformer.cli.plots.report.reliability import reliability
 from polyformer.cli.plots.report.scaling import HEAD_SIZE, HEADS, WINDOW, Growth, measure_growth
 from polyformer.cli.plots.svg import pattern_svg
 from polyformer.cli.plots.tree import parameters, tree
@@ -57,6 +58,7 @@ def write_report(run: Run, path: str | Path | None = None, growth: list[Growth] 
         evaluations(run),
         curves(run),
         examples(held) if held is not None else problem,
+        reliability(run),
     ]
     if samples:
         text = "What the model writes by itself, from cautious to bold. Blue is the prompt."
