@@ -111,11 +111,12 @@ class Tokenizer:
 
         return cls(pipelines.of_words(words))
 
-    def save(self, directory: str | Path) -> Path:
+    def save(self, directory: str | Path, max_length: int | None = None) -> Path:
         """Write `tokenizer.json` into `directory` (created if absent), and return its path.
 
         A tokenizer_config.json with the roles of special tokens is written too, so that transformers'
-        `AutoTokenizer` loads the same tokenizer.
+        `AutoTokenizer` loads the same tokenizer. max_length: the most tokens of the model, to which
+        transformers then truncates with `truncation=True`.
         """
         target = Path(directory) / "tokenizer.json"
         atomic_write(target, self.backend.to_str(pretty=True).encode())
@@ -125,6 +126,8 @@ class Tokenizer:
         extra = [self.token(number) for number in sorted(self.special_ids)]
         if others := [name for name in extra if name not in self.roles.values()]:
             settings["additional_special_tokens"] = others
+        if max_length is not None:
+            settings["model_max_length"] = max_length
         if self.splits_special:
             settings["split_special_tokens"] = True
         names = ["input_ids", *(["token_type_ids"] if 1 in types else []), "attention_mask"]

@@ -130,6 +130,14 @@ class ModelConfig(ConfigWithImports):
         return (cls(vocab_size=11, hidden_size=16, encoder=StackConfig(num_hidden_layers=1)),)
 
 
+def longest_text(config: object) -> int | None:
+    """Return the most tokens of a text for which a model was trained; None for models of other inputs.
+
+    Models with positions by distance or angle accept longer texts.
+    """
+    return getattr(config, "max_position_embeddings", None)
+
+
 def max_positions(config: ModelConfig) -> int | None:
     """Return the length of a model's learned positions; None without learned positions."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]

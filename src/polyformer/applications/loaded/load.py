@@ -93,7 +93,8 @@ def _kind_of(run: Run, command: str | None) -> type[LoadedModel]:
 def _of_checkpoint(path: Path, command: str | None, device: str) -> LoadedModel:
     config: Any = config_of(path)
     if isinstance(config, VisionConfig) and command in (None, "classify"):
-        return ImageClassifier(path, task_of(config), open_model(path, device))
+        model = open_model(path, device)
+        return ImageClassifier(path, task_of(model), model)
     if command is not None:
         check_head(path, config, command)
     if not isinstance(config, ModelConfig):

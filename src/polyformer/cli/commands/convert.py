@@ -131,6 +131,7 @@ def run(options: ConvertOptions) -> None:
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
+    from polyformer.models.config import longest_text
 
     if options.recall is not None and options.evaluate is None:
         raise InputError("--recall: requires --evaluate TEXT")
@@ -168,7 +169,7 @@ def run(options: ConvertOptions) -> None:
     _save(model, Path(options.out), options.format)
     print(f"written to {options.out} ({options.format})")
     try:
-        load_tokenizer(options.folder).save(options.out)
+        load_tokenizer(options.folder).save(options.out, longest_text(model.config))
     except InputError as error:
         print(f"no tokenizer written: {error}")
     if options.evaluate is not None:

@@ -6,6 +6,7 @@ computes attention.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from polyformer.cli.commands.options import argument, option
@@ -28,7 +29,11 @@ class ExportOptions:
         "checkpoint: a directory written by transformers or polyformer, a run, or a GGUF file",
         metavar="MODEL",
     )
-    out: str = argument("directory to write: the graph and the tokenizer", metavar="OUT", output="folder")
+    out: str = argument(
+        "directory to write: the graph, config.json with the names of the labels, and the tokenizer",
+        metavar="OUT",
+        output="folder",
+    )
     format: Literal["onnx", "torch"] = option(
         "onnx: model.onnx; torch: model.pt2, for torch.export.load (default: onnx)", "onnx"
     )
@@ -44,12 +49,17 @@ def run(options: ExportOptions) -> None:
     """Write the graph and the tokenizer."""
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.checkpoints import from_pretrained
+    from polyformer.models.config import longest_text
     from polyformer.models.export import export_model
+    from polyformer.models.export.description import write_description
 
     model = from_pretrained(options.model, options.head)
     bounds = {"max_tokens": options.max_tokens, "max_rows": options.max_rows}
-    print(export_model(model, options.out, options.format, cache=not options.no_cache, **bounds))
+    exported = export_model(model, options.out, options.format, cache=not options.no_cache, **bounds)
+    print(exported)
+    longest = min(exported.longest, longest_text(model.config) or exported.longest)
+    write_description(model, Path(options.out), longest)
     try:
-        load_tokenizer(options.model).save(options.out)
+        load_tokenizer(options.model).save(options.out, longest)
     except InputError as error:
         print(f"no tokenizer written: {error}")

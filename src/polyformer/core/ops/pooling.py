@@ -29,4 +29,5 @@ def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
     index = first if how == "first" else torch.where(mask, order, -1).amax(1)
     # A text without real tokens has none of the two: any token serves.
     index = index.clamp(0, mask.shape[1] - 1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), index]
+    # A graph keeps the number of rows variable in `shape`, and not in `len`.
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]

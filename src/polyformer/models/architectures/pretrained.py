@@ -3,6 +3,7 @@
 config.json               the configuration
 model.safetensors         the weights, by their names in the module
 generation_config.json    settings for `generate`, if the model has some
+labels.json               the names of the labels, if they are known
 unread.safetensors        tensors of a public checkpoint that no computation uses, if there are some
 """
 
@@ -24,6 +25,7 @@ from polyformer.core.files import (
 )
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
+from polyformer.models.architectures.label_names import read_labels, write_labels
 from polyformer.models.architectures.training_record import TrainingRecord, read_record
 from polyformer.models.architectures.weights import check_trainable
 
@@ -40,6 +42,7 @@ class PretrainedMixin(nn.Module):
     unused_tensors: tensors of the model's public checkpoint that no computation uses, by name; see
     `polyformer.core.unused_tensors`.
     record: of the run from which the model was loaded, for its card; None without a run.
+    labels: the names of its labels; empty if they are not known, or only in the origin of its configuration.
     folder: the folder from which it was loaded, which may contain its tokenizer; None for a new model.
     """
 
@@ -51,6 +54,7 @@ class PretrainedMixin(nn.Module):
         self.generation: dict[str, Any] | None = None
         self.unused_tensors: dict[str, Tensor] = {}
         self.record: TrainingRecord | None = None
+        self.labels: tuple[str, ...] = ()
         self.folder: Path | None = None
 
     def save_pretrained(self, directory: str | Path, format: str = "polyformer") -> None:
@@ -77,7 +81,8 @@ class PretrainedMixin(nn.Module):
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
-        config = cls.config_type.from_dict(read_json(folder / CONFIG, dict))
+        description = read_json(folder / CONFIG, dict)
+        config = cls.config_type.from_dict(description)
         tensors = read_tensors(folder / WEIGHTS)
         check_layers(config, len(tensors), folder / WEIGHTS)
         # The tensors of the file are assigned, so no new weights are allocated.
@@ -86,6 +91,7 @@ class PretrainedMixin(nn.Module):
         load_weights(model, tensors, folder / WEIGHTS)
         model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
         model.record, model.folder = read_record(folder, model.state_dict()), folder
+        model.labels = read_labels(folder, description)
         return model.eval()
 
 
@@ -101,6 +107,7 @@ def save_config_files(model: PretrainedMixin, folder: Path) -> None:
     folder as a model, so it is written last."""
     write_generation(model, folder)
     write_unused_tensors(model.unused_tensors, folder)
+    write_labels(model, folder)
     atomic_write(folder / CONFIG, model.config.to_json().encode())
 
 

@@ -130,5 +130,5 @@ def _in_floating_point(model: M) -> M:
     with torch.device("meta"):
         new = type(model)(dataclasses.replace(model.config, weights=None))
     load_weights(new, tensors, "the quantized model")
-    new.generation, new.unused_tensors = model.generation, model.unused_tensors
+    new.generation, new.unused_tensors, new.labels = model.generation, model.unused_tensors, model.labels
     return new

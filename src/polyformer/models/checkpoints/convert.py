@@ -77,6 +77,7 @@ def convert(
         torch.manual_seed(0)  # deterministic new weights
         converted = Transformer(config)
     converted.to(next(model.parameters()).dtype)
+    converted.generation, converted.labels = model.generation, model.labels
     report = keep_scores(model, converted, transfer(model, converted))
     begin_additions(converted, report)
     if config.origin is not None:  # its files still belong to the family
@@ -110,7 +111,7 @@ def add_memory(model: Transformer, memory: MemoryConfig | str | dict[str, Any]) 
         load_weights(changed, dict(tensors), "memory")  # without a copy, and quantized weights too
     else:
         changed, _ = convert(model, memory=memory)
-    changed.generation, changed.folder = model.generation, model.folder
+    changed.generation, changed.folder, changed.labels = model.generation, model.folder, model.labels
     return changed.eval()
 
 

@@ -22,6 +22,7 @@ from polyformer.core.paths import checked_path
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
+from polyformer.models.architectures.label_names import read_labels
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation
 from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
@@ -170,6 +171,7 @@ def _load_own(folder: Path, saved: Tree) -> Transformer:
         model = Transformer(config)
     load_weights(model, {name.removeprefix("model."): stored[name] for name in stored}, folder)
     model.generation, model.unused_tensors = read_generation(folder), read_unused_tensors(folder)
+    model.labels = read_labels(folder, saved)
     return model.eval()
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.files import folder_for_files, tied_names, write_json, write_tensors
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.label_names import hub_labels, known_labels
 from polyformer.models.architectures.pretrained import CONFIG, write_generation
 from polyformer.models.checkpoints.config_mapping import differences
 from polyformer.models.checkpoints.family import FAMILIES, Family
@@ -32,6 +33,8 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
             "polyformer convert --weights float32"
         )
     family, hub, task = find_family(model.config)
+    if "id2label" in hub and (names := known_labels(model)):
+        hub |= hub_labels(names)
     image = [hub.pop(name) for name in family.image_options]
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) == 1:

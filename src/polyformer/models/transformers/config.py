@@ -6,6 +6,7 @@ import transformers
 
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryConfig
+from polyformer.models.architectures.label_names import known_labels
 from polyformer.models.config import ModelConfig
 
 # Our names for the kinds of labels, and the names in transformers.
@@ -125,12 +126,9 @@ def hub_attributes(tree: Tree) -> Tree:
 
 def config_of(model: Any) -> PolyformerConfig:
     """Return the configuration for our `model`, with the label names of its checkpoint."""
-    tree = model.config.to_dict()
-    origin = tree.get("origin") or {}
-    # Keys in JSON are texts.
-    names = {int(i): name for i, name in (origin.get("fields", {}).get("id2label") or {}).items()}
-    known = {}
-    if names and len(names) == tree["head"].get("num_labels"):
-        known = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    tree, known, names = model.config.to_dict(), {}, known_labels(model)
+    if names:
+        numbers = {name: number for number, name in enumerate(names)}
+        known = {"id2label": dict(enumerate(names)), "label2id": numbers}
     record = None if model.record is None else model.record.to_dict()
     return PolyformerConfig(polyformer=tree, training_record=record, **known)

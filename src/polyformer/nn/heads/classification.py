@@ -95,7 +95,7 @@ class Classify(Head):
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute W_o act(W pool(h)), or without `hidden` W_o pool(h), or with a `transform`."""
         if inputs.score_positions is not None:
-            rows = torch.arange(len(inputs.hidden), device=inputs.hidden.device)
+            rows = torch.arange(inputs.hidden.shape[0], device=inputs.hidden.device)
             pooled = inputs.hidden[rows, inputs.score_positions]
         elif self.end_token is None:
             pooled = pool(inputs.hidden, inputs.mask, self.pooling)

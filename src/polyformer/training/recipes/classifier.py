@@ -5,6 +5,7 @@ from typing import Any
 
 from polyformer.data import DataConfig
 from polyformer.models.architectures import VisionConfig
+from polyformer.models.architectures.label_names import label_names
 from polyformer.models.architectures.training_record import RECIPE
 from polyformer.models.checkpoints import config_of
 from polyformer.training.recipes.run import Run, is_checkpoint, open_model
@@ -22,18 +23,16 @@ def image_classifier(folder: str | Path, device: str = "auto") -> tuple[ImageCla
     config: Any = config_of(folder) if is_checkpoint(folder) else None
     if not isinstance(config, VisionConfig):
         return None
-    return task_of(config), open_model(folder, device)
+    model = open_model(folder, device)
+    return task_of(model), model
 
 
-def task_of(config: VisionConfig) -> ImageClassification:
-    """Return the task that reads images like a checkpoint; labels without names are LABEL_0, ..."""
-    fields = {} if config.origin is None else config.origin.fields
-    names = {int(number): name for number, name in fields.get("id2label", {}).items()}
-    count = getattr(config.head, "num_labels", len(names))
-    labels = (str(names.get(number, f"LABEL_{number}")) for number in range(count))
+def task_of(model: Any) -> ImageClassification:
+    """Return the task that reads images like the model of a checkpoint."""
+    config: VisionConfig = model.config
     each = config.num_channels
     return ImageClassificationConfig(
-        labels=tuple(labels),
+        labels=label_names(model),
         image_size=config.image_size,
         channels=each,
         mean=config.mean * (each // len(config.mean)),

@@ -122,6 +122,7 @@ def _fit(
     if is_main():
         for folder, trained in models.items():
             save_config_files(trained, folder)
+    model.labels = tuple(getattr(task, "labels", ()))  # not written: the recipe names them
     if training.engine.mesh is None:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():

@@ -15,6 +15,7 @@ from polyformer.data import Collate, Tokenizer
 from polyformer.data.answers import encode_marked, marked_windows
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.label_names import label_names
 from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import ClassifyConfig
@@ -53,11 +54,9 @@ class Reader:
         self.collate, self.first = collation(config, self.tokenizer)
 
     @property
-    def labels(self) -> list[str]:
+    def labels(self) -> tuple[str, ...]:
         """Return the names of the labels by their numbers; LABEL_0, ... without names."""
-        names = {int(number): name for number, name in (self.fields.get("id2label") or {}).items()}
-        count = getattr(self.config.head, "num_labels", 0)
-        return [names.get(number, f"LABEL_{number}") for number in range(count)]
+        return label_names(self.model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text with special tokens; raise `InputError` for too long texts."""

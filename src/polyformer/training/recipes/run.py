@@ -38,14 +38,12 @@ from polyformer.training.state import step_of
 from polyformer.training.tasks import Task
 
 if TYPE_CHECKING:
-    from polyformer.training.recipes.reader import Reader
     from polyformer.training.recipes.writer import Writer
 
 
 STEPS = "steps"  # in run.json after the end of training
 
 T = TypeVar("T", bound=Task)
-R = TypeVar("R", bound="Reader")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,23 +159,21 @@ class Run:
         joined = self.task.training_module(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)
+        model.labels = tuple(getattr(self.task, "labels", ()))
         print(f"{self.folder} has not ended: this is its step {step_of(latest)}", file=sys.stderr)
         joined.to(place).eval()
         return model.eval(), joined
 
 
-def reader(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Reader, Transformer]":
-    """Return the reader for the task `kind` and the model in `folder`, a run or a checkpoint."""
-    from polyformer.training.recipes.reader import Reader
-
-    return _opened(folder, kind, Reader, device)
-
-
 def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Writer, Transformer]":
-    """Return the same for a task that generates text."""
+    """Return the writer for the task `kind` and the model in `folder`, a run or a checkpoint."""
     from polyformer.training.recipes.writer import Writer
 
-    return _opened(folder, kind, Writer, device)
+    if is_checkpoint(folder):
+        loaded = Writer(Path(folder), kind.command, choose_device(device))
+        return loaded, loaded.model
+    run = Run.open(folder)
+    return run.task_of(kind), run.model(device)
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -194,14 +190,6 @@ def open_model(path: str | Path, device: str = "auto", head: Any = None) -> Any:
     if is_checkpoint(path):
         return from_pretrained(path, head).to(choose_device(device))
     return Run.open(path).model(device)
-
-
-def _opened(folder: str | Path, kind: type[T], checkpoint: type[R], device: str) -> tuple[T | R, Transformer]:
-    if is_checkpoint(folder):
-        loaded = checkpoint(Path(folder), kind.command, choose_device(device))
-        return loaded, loaded.model
-    run = Run.open(folder)
-    return run.task_of(kind), run.model(device)
 
 
 def new_folder(name: str, root: str | Path = "runs") -> Path:
