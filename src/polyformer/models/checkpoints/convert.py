@@ -75,8 +75,7 @@ def convert(
         config = with_depth(config, DepthConfig.from_dict(depth, "depth"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # deterministic new weights
-        converted = Transformer(config)
-    converted.to(next(model.parameters()).dtype)
+        converted = Transformer(config).to(next(model.parameters()).dtype)
     converted.generation, converted.labels = model.generation, model.labels
     report = keep_scores(model, converted, transfer(model, converted))
     begin_additions(converted, report)

@@ -130,12 +130,17 @@ def _fit(
             joined.to(training.engine.device)
         scores = score(task, joined, splits, result)
     if is_main():
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        facts: dict[str, Any] = {STEPS: result.step, "kept": result.kept.record(), "metrics": scores}
-        if result.calibration is not None:
-            facts["calibration"] = result.calibration.record()
-        run.record(parameters=parameters, **facts)
+        run.record(**_facts(model, result, scores))
     return Fitted(run, task, splits, model, result, scores)
+
+
+def _facts(model: Transformer, result: Result, scores: Scores) -> dict[str, Any]:
+    """Return the facts of a finished run for run.json."""
+    facts: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    facts |= {STEPS: result.step, "kept": result.kept.record(), "metrics": scores}
+    if result.calibration is not None:
+        facts["calibration"] = result.calibration.record()
+    return facts
 
 
 def _started_from(start: str | Path | None) -> dict[str, str]:
