@@ -1,6 +1,7 @@
 """Exports carry the names of labels, the longest text and the calibrated probabilities, in every form."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import polyformer
 from polyformer.cli.main import main
 from polyformer.models.export import export_model
 from polyformer.nn.heads import ClassifyConfig
+from polyformer.training.recipes.run import Run
 
 TINY = ("--device", "cpu", "--model.num_hidden_layers", "1", "--model.num_attention_heads", "2")
 TINY += ("--model.hidden_size", "16", "--model.intermediate_size", "24", "--task.max_length", "32")
@@ -106,3 +108,24 @@ def test_a_converted_attention_keeps_the_generation_settings(tmp_path: Path):
     model.save_pretrained(tmp_path / "in")
     converted(tmp_path / "in", tmp_path / "out", "--attention", "Window(4, 0)")
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {"max_new_tokens": 7}
+
+
+def test_a_translator_has_the_settings_of_its_run(train_tiny: Callable[[str], Path], tmp_path: Path):
+    run = train_tiny("translate")
+    transformers = pytest.importorskip("transformers")
+    import polyformer.models.transformers
+
+    folder = converted(run, tmp_path / "out", "--format", "wrapped")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    task: Any = Run.open(run).task
+    assert settings["num_beams"] == task.config.beam.num_beams == 4
+    assert settings["max_new_tokens"] == task.max_generated(task.config.max_length)
+    # Beams are divided by another power of the length, but greedy decoding is the same.
+    texts = [polyformer.load(place, "cpu").translate("word 3", num_beams=1) for place in (run, folder)]
+    assert texts[1].startswith(texts[0])
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    ids = torch.tensor(task.encode(["word 3"]))
+    greedy = polyformer.from_pretrained(folder).generate(ids, num_beams=1, max_new_tokens=8)
+    expected = greedy.new_tokens()[0]
+    assert theirs.generate(ids, num_beams=1, max_new_tokens=8)[0, 1:].tolist() == expected
+    assert theirs.generation_config.num_beams == 4

@@ -145,6 +145,8 @@ def run(options: ConvertOptions) -> None:
     # Rounding comes last: new parameters are computed from weights that are not yet rounded.
     weights = None if changed and options.weights in ("int8", "int4") else options.weights
     model = from_pretrained(options.folder, options.head, weights=weights, allow_pickle=options.allow_pickle)
+    if model.generation is None:
+        model.generation = settings_of_run(options.folder, model.config)
     before = model
     if options.evaluate is not None:
         check_evaluation(options, before)
@@ -174,6 +176,25 @@ def run(options: ConvertOptions) -> None:
         print(f"no tokenizer written: {error}")
     if options.evaluate is not None:
         show_evaluation(options, before, model)
+
+
+def settings_of_run(folder: str, config: Any) -> dict[str, Any] | None:
+    """Return the generation settings of a run that translates or summarizes, with the special tokens of the
+    model's `config`; None for other models.
+    """
+    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.training.recipes.run import Run
+    from polyformer.training.tasks import SequenceToSequence
+
+    if not (checked_path(folder) / RECIPE).is_file():
+        return None
+    run = Run.open(folder)
+    if not issubclass(run.recipe.task.task, SequenceToSequence):
+        return None
+    tokens = config.special.eos, config.special.pad, config.special.bos
+    names = "eos_token_id", "pad_token_id", "decoder_start_token_id"
+    special = {name: token for name, token in zip(names, tokens) if token is not None}
+    return {**special, **run.task_of(SequenceToSequence).generation_settings()}
 
 
 def _save(model: Any, folder: Path, format: str) -> None:

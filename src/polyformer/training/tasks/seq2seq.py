@@ -52,6 +52,18 @@ class SequenceToSequence(TextTask):
     def max_generated(self, width: int) -> int:
         """Return the maximum number of generated tokens for sources of at most `width` tokens."""
 
+    def generation_settings(self) -> dict[str, Any]:
+        """Return the settings of `translate` as in generation_config.json, for an exported model.
+
+        The format lacks the normalization "gnmt" of beams: transformers divides by a power of the length.
+        """
+        settings: dict[str, Any] = {"max_new_tokens": self.max_generated(self.config.max_length)}
+        beam: BeamConfig = self.config.beam
+        if beam.num_beams > 1:
+            names = "num_beams", "length_penalty", "early_stopping"
+            settings |= {name: getattr(beam, name) for name in names}
+        return settings
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text and <eos>."""
         return [[*ids, self.eos] for ids in self.tokenizer.encode_batch(texts)]
