@@ -21,9 +21,10 @@ from polyformer.models.architectures.training_record import RECIPE
 from polyformer.training.recipes import Recipe, Run, find_recipe, fit
 from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested
+from polyformer_lab.grid import GENERATE, MEASURE
 from polyformer_lab.machine import run_facts
 from polyformer_lab.sources import Sources
-from polyformer_lab.study import GENERATE, MEASURE, Study
+from polyformer_lab.study import Study
 
 Row = dict[str, Any]
 """Numbers by metric, and labels of the measurement's own axes."""
@@ -242,7 +243,8 @@ def cells_of(study: Study, out: Path, sources: Sources) -> list[Cell]:
 
     def _cell(labels: tuple[str, ...], seed: int | None) -> Cell:
         parts: dict[str, Any] = {"base": base, MEASURE: study.measure, "train": bool(base)}
-        for name, value in every[labels, seed].items():
+        changes = every[labels, seed]
+        for name, value in sorted(changes.items(), key=lambda change: _depth(change[0])):
             own = name == "train" or name.partition(".")[0] == MEASURE
             parts = merged(parts, nested(name if own else f"base.{name}", value))
         needs: set[Cell] = set()
@@ -271,6 +273,14 @@ def cells_of(study: Study, out: Path, sources: Sources) -> list[Cell]:
         if (other := folders[cell.folder]) is not cell:
             raise InputError(f"grid: the labels {cell.title!r} and {other.title!r} name the same folder")
     return result
+
+
+def _depth(name: str) -> int:
+    """Return the depth of a setting: the kind of a part is set before its options, whatever the axes' order.
+
+    Otherwise the axis `optimizer.lr` would lose its values to a later axis that changes the optimizer.
+    """
+    return name.removesuffix(".kind").count(".")
 
 
 def _nearest(study: Study, labels: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:

@@ -25,15 +25,31 @@ ORPHANED = 3
 """The exit status of a process after its parent has ended."""
 
 
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable with the number of threads that torch uses."""
+
+
+def threads_of_each(at_once: int) -> int:
+    """Return the threads of each of `at_once` processes: `THREADS` if it is set, else a share of the cores.
+
+    The cores are those that this process may use, which can be fewer than the machine has.
+    """
+    stated = os.environ.get(THREADS, "").partition(",")[0].strip()  # "4,2": 4 at the outer level
+    if stated.isdigit() and int(stated) > 0:
+        return int(stated)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // at_once)
+
+
 class Processes:
-    """A pool of at most `at_once` processes, each with its share of the cores.
+    """A pool of at most `at_once` processes, each with the threads of `threads_of_each`.
 
     Their standard input is a pipe: its end tells them that this process has ended.
     """
 
     def __init__(self, at_once: int):
         self.at_once = at_once
-        self.threads = max(1, (os.cpu_count() or 1) // at_once)
+        self.threads = threads_of_each(at_once)
         self.lock, self.running, self.stopping = threading.Lock(), set[subprocess.Popen[str]](), False
 
     def run(self, cells: Sequence[Cell], ended: Callable[[Cell, str], None]) -> None:
@@ -63,7 +79,7 @@ class Processes:
         cell.folder.mkdir(parents=True, exist_ok=True)
         values = {name: getattr(cell, name) for name in ("labels", "seed", "recipe", "kind", "options")}
         order = json.dumps({**values, "folder": str(cell.folder), "imports": [*IMPORTED_NAMES]})
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, THREADS: str(self.threads), "PYTHONUNBUFFERED": "1"}
         with (cell.folder / LOG).open("a", encoding="utf-8") as log:
             with self.lock:
                 if self.stopping:
@@ -114,7 +130,7 @@ def main() -> int:
 
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(os.environ[THREADS]))
     import_all(order.pop("imports"))
     order |= {"labels": tuple(order["labels"]), "folder": Path(order["folder"])}
     try:

@@ -15,6 +15,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 from polyformer_lab.cells import MEASURES, Cell, Row, function_of
 from polyformer_lab.expression import Array, evaluate
+from polyformer_lab.grid import same_label
 from polyformer_lab.study import Claim, Study
 
 REPRODUCED, DIFFERS, UNSHOWN, UNDECIDED = OUTCOMES = (
@@ -77,7 +78,7 @@ class Results:
             raise unknown("metric or name", metric, self.metrics)
         places = [place for place, label in enumerate(labels) if isinstance(label, slice)]
         if not places:
-            own = tuple(map(str, labels))
+            own = self.known_labels(labels)
             try:
                 return np.array([self.values[*own, seed][metric] for seed in self.seeds], dtype=float)
             except KeyError:
@@ -89,10 +90,16 @@ class Results:
         if all(isinstance(number(label), int | float) for label in several):
             several.sort(key=float)  # "first" and "growth" follow the numbers, not the order of the cells
         chosen = [(*labels[: places[0]], label, *labels[places[0] + 1 :]) for label in several]
-        present = [own for own in chosen if all((*map(str, own), seed) in self.values for seed in self.seeds)]
+        whole = [(own, self.known_labels(own)) for own in chosen]
+        present = [own for own, key in whole if all((*key, seed) in self.values for seed in self.seeds)]
         if not present:
             raise KeyError(f"{metric}[{', '.join(map(str, labels))}]")
         return np.stack([self.lookup(metric, own) for own in present])
+
+    def known_labels(self, labels: tuple[Any, ...]) -> tuple[str, ...]:
+        """Return the labels of an expression as the rows have them, "3e-3" for the number 0.003."""
+        axes = [*(self.labels[axis] for axis in self.index), *[[]] * len(labels)]
+        return tuple(same_label(label, axis) or str(label) for label, axis in zip(labels, axes))
 
     def verdict(self, claim: Claim) -> Verdict | None:
         """Return the verdict on a claim; None, with a note in `absent`, without the cells it requires.
@@ -194,9 +201,12 @@ def results_of(study: Study, cells: Iterable[Cell]) -> Results:
 
 
 def read_csv(study: Study, file: Path) -> Results:
-    """Return results that `write_csv` wrote."""
+    """Return results that `write_csv` wrote; labels of the grid stay as they are written."""
     with file.open(encoding="utf-8", newline="") as text:
-        rows = [{name: number(value) for name, value in row.items() if value} for row in csv.DictReader(text)]
+        rows = [
+            {name: value if name in study.axes else number(value) for name, value in row.items() if value}
+            for row in csv.DictReader(text)
+        ]
     return Results(study, rows)
 
 

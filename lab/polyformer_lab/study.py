@@ -16,8 +16,9 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
 from polyformer.core.limits import CELLS, YAML_BYTES
 from polyformer.core.names import unknown_name
-from polyformer.core.parsing import parse_yaml
+from polyformer.core.parsing import parse_yaml, parse_yaml_texts
 from polyformer.training.recipes.recipe import merged, nested
+from polyformer_lab.grid import MEASURE, PREPARE, checked_grid, with_written_labels
 
 CLAIMS = next(
     folder
@@ -25,12 +26,6 @@ CLAIMS = next(
     if folder.is_dir()
 )
 """The folder of the library's studies: inside the package if it is installed, next to it in a checkout."""
-
-GENERATE = "generate"
-"""The key of an axis with labels that a function returns."""
-
-MEASURE, PREPARE = "measure", "prepare"
-"""Sections of a change that do not belong to the recipe."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,8 @@ class Study(Config):
     base: a recipe, with `recipe: NAME` as a start; empty if the study trains no model.
     grid: by axis and label the changes of the recipe, in dotted names; `measure.NAME` changes an option of
         the measurement, and `train: false` omits the recipe. An axis `{generate: NAME}` has the labels
-        that a registered function returns.
+        that a registered function returns. The name of a setting with a list, `optimizer.lr: [1e-3, 3e-3]`,
+        is an axis whose labels are the values as they are written.
     seeds: empty for a study without random numbers.
     metrics: the columns of the table, by default all.
     quick: changes for a run of some seconds, with another `grid` or `seeds` if necessary.
@@ -104,11 +100,14 @@ class Study(Config):
         file = Path(name) if name.endswith((".yaml", ".yml")) else CLAIMS / f"{name}.yaml"
         if file.parent == CLAIMS and name not in study_names():
             raise unknown_name("claim", name, study_names())
-        data = parse_yaml(read_bounded(file, YAML_BYTES), file)
+        text = read_bounded(file, YAML_BYTES)
+        data = parse_yaml(text, file)
         if not isinstance(data, dict):
             raise InputError(f"{file}: expected a mapping of claim, base, grid and so on, got {quote(data)}")
         try:
-            return cls.from_dict({"name": file.stem, **data})
+            return cls.from_dict(
+                {"name": file.stem, **with_written_labels(data, parse_yaml_texts(text, file))}
+            )
         except InputError as error:
             raise InputError(f"{file}: {error}") from error
 
@@ -142,17 +141,8 @@ class Study(Config):
                 raise InputError(f"needs.{name}: expected 'required' or 'optional', got {quote(kind)}")
 
     def _check_grid(self) -> None:
-        """Raise `InputError` unless the grid has labels with changes by name, and not too many cells."""
-        decode(dict[str, Any], self.grid, "grid")
-        for axis, levels in self.grid.items():
-            if not isinstance(levels, dict) or not levels:
-                raise InputError(f"grid.{axis}: expected labels with their changes, got {quote(levels)}")
-            for label, changes in {} if GENERATE in levels else levels.items():
-                if not isinstance(changes or {}, dict) or not all(isinstance(x, str) for x in changes or ()):
-                    raise InputError(
-                        f"grid.{axis}.{label}: expected settings by their dotted names, as in "
-                        f"{{model.block: post}}, got {quote(changes)}"
-                    )
+        """Write out the grid; raise `InputError` if it has no labels with changes, or too many cells."""
+        object.__setattr__(self, "grid", checked_grid(self.grid))
         count = math.prod(map(len, self.grid.values())) * max(
             1, len(decode(tuple[int, ...], self.seeds, "seeds"))
         )

@@ -64,9 +64,21 @@ def parse_yaml(text: str | bytes, source: object, way_out: str = "") -> Any:
 
     `way_out` ends the message for a text that is not YAML.
     """
+    return _loaded(text, source, way_out, _Loader)
+
+
+def parse_yaml_texts(text: str | bytes, source: object) -> Any:
+    """Return the content of a YAML text in the order of `parse_yaml`, with each name and value as written.
+
+    Numbers stay texts, "3e-3" and not 0.003, and so do true, false and null.
+    """
+    return _loaded(text, source, "", _TextLoader)
+
+
+def _loaded(text: str | bytes, source: object, way_out: str, loader: type[yaml.SafeLoader]) -> Any:
     _check_size(text, YAML_BYTES, source)
     try:
-        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+        data = yaml.load(text, Loader=loader)
     except RecursionError:
         raise _too_deep(source) from None
     except _RefusedError as error:
@@ -232,6 +244,10 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
+class _TextLoader(_Loader):
+    """The loader for which every plain scalar is a text."""
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         """Return True: every value is written out, even if it occurs twice."""
@@ -250,3 +266,4 @@ _Loader.yaml_implicit_resolvers = {
 }
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), _DIGITS)
+_TextLoader.yaml_implicit_resolvers = {}

@@ -114,7 +114,9 @@ class Recipe(Config):
         """Return the recipe described by `data`. It imports nothing: see `polyformer.models.plugins`.
 
         A model that starts from a checkpoint uses the tokenizer of the checkpoint unless another is named.
+        Options of a part without its kind, as in `optimizer: {lr: 3e-3}`, belong to the default kind.
         """
+        data = _with_default_kinds(cls, data)
         names = data.get("imports") if isinstance(data, dict) else None
         if isinstance(data, dict) and "tokenizer" not in data:
             model = data.get("model")
@@ -135,6 +137,21 @@ class Recipe(Config):
             raise InputError(
                 "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"
             )
+
+
+def _with_default_kinds(recipe: type[Recipe], data: object) -> object:
+    """Return `data` with the kind of the default in each part that has options but no kind."""
+    if not isinstance(data, dict):
+        return data
+    kinds = {
+        field.name: field.default.kind
+        for field in dataclasses.fields(recipe)
+        if isinstance(field.default, Config) and field.default.kind
+    }
+    return {
+        name: {"kind": kinds[name], **part} if name in kinds and isinstance(part, dict) else part
+        for name, part in data.items()
+    }
 
 
 def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
