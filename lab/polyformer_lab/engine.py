@@ -12,6 +12,7 @@ from polyformer.models.plugins import require_imported
 from polyformer.training.metrics import read_metrics, series
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
+from polyformer_lab.comparison import HEAD, comparison_note, differences
 from polyformer_lab.evidence import check_rules
 from polyformer_lab.page import write_page
 from polyformer_lab.plot import line_plot
@@ -24,9 +25,13 @@ from polyformer_lab.results import (
     mean_curves,
     results_of,
     write_csv,
+    write_table,
 )
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
+
+PRINTED = 20
+"""The most comparisons that are printed."""
 
 RECORD = "claim.json"
 """The settings of a study and the verdicts of its claims."""
@@ -146,6 +151,7 @@ def finish(each: Running, quick: bool) -> None:
     study, results, out = each.study, each.results, each.out
     write_csv(results, out / f"{study.name}.csv")
     print("\n".join(aligned(results.table())))
+    _compare(each, results)
     verdicts = by_name(results, study.claims)
     for verdict in verdicts.values():
         print(f"{MEANINGLESS * quick}{verdict.text}", flush=True)
@@ -155,6 +161,16 @@ def finish(each: Running, quick: bool) -> None:
     settings = {**study.to_dict(), "claims": None}
     outcomes = {name: dataclasses.asdict(verdict) for name, verdict in verdicts.items()}
     write_json(out / RECORD, {"settings": settings, "verdicts": outcomes})
+
+
+def _compare(each: Running, results: Results) -> None:
+    """Write the differences between labels over equal seeds as a table, and print the first of them."""
+    if compared := [own.line() for own in differences(results)]:
+        write_table(HEAD, compared, each.out / f"{each.study.name}-differences.csv")
+        print("\n".join(["", *aligned([HEAD, *compared[:PRINTED]])]))
+        if len(compared) > PRINTED:
+            print(f"and {len(compared) - PRINTED} more in {each.study.name}-differences.csv")
+        print(f"{comparison_note(len(results.seeds))}\n")
 
 
 def _draw(each: Running, results: Results) -> None:

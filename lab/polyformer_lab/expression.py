@@ -3,7 +3,7 @@
     loss[post, cold]                  the metric `loss` of a cell, by its labels: one number for each seed
     perplexity[alibi, :]              of all labels of an axis, [labels, seeds]
     perplexity[alibi, 256:2048]       of the labels between two numbers, both included
-    mean(x), median(x), std(x), min(x), max(x)    over the seeds
+    mean(x), median(x), std(x), error(x), min(x), max(x)    over the seeds; `error`: of the mean
     high(x), low(x), first(x), last(x)            over the labels
     growth(x)                         each row divided by the row before it
     min(x, y), max(x, y), abs(x), sqrt(x), ranks(x, y)   elementwise; `ranks`: Spearman's correlation
@@ -71,6 +71,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mean": lambda x: np.mean(x, axis=-1),
     "median": lambda x: np.median(x, axis=-1),
     "std": lambda x: np.std(x, axis=-1, ddof=1) if x.shape[-1] > 1 else np.zeros(x.shape[:-1]),
+    "error": lambda x: FUNCTIONS["std"](x) / np.sqrt(x.shape[-1]),
     "min": reduction(np.min, np.minimum),
     "max": reduction(np.max, np.maximum),
     "high": lambda x: np.max(x, axis=0),

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from polyformer.cli.plots.report.page import details, figure, page, section, tiles
 from polyformer.core.files import atomic_write
 from polyformer.core.ops.tuning.machine import processor
+from polyformer_lab.comparison import HEAD, comparison_note, differences
 from polyformer_lab.machine import code_version, versions
-from polyformer_lab.results import MEANINGLESS, OUTCOMES, UNSHOWN, Verdict, by_name
+from polyformer_lab.results import MEANINGLESS, UNSHOWN, Verdict, by_name, outcomes
 from polyformer_lab.study import Claim
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ def write_page(file: Path, studies: Sequence["Running"], quick: bool) -> None:
     every = [verdict for own in verdicts.values() for verdict in own.values()]
     total = sum(len(each.study.claims) for each in studies)
     numbers = [("claims", str(total), f"{len(every)} judged")]
-    numbers += [(outcome, str(sum(own.outcome == outcome for own in every)), "") for outcome in OUTCOMES]
+    claims = [claim for each in studies for claim in each.study.claims.values()]
+    words = dict.fromkeys(itertools.chain.from_iterable(map(outcomes, claims)))
+    numbers += [(outcome, str(sum(own.outcome == outcome for own in every)), "") for outcome in words]
     sections = [tiles(numbers)] if total else []
     if len(studies) > 1:
         sections.append(_overview(studies, verdicts))
@@ -92,12 +96,25 @@ def _section(each: "Running", verdicts: dict[str, Verdict]) -> str:
     head, *rows = each.results.table() if each.cells else [[]]
     if rows:
         content = grid(head, [list(map(html.escape, row)) for row in rows[:LONG]])
-        seeds = f"mean (range) over {len(each.study.seeds)} seeds" if len(each.study.seeds) > 1 else "results"
-        caption = f"{seeds}, {min(len(rows), LONG)} of {len(rows)} rows"
+        seeds = len(each.study.seeds)
+        words = f"mean ± standard error (range) over {seeds} seeds" if seeds > 1 else "results"
+        caption = f"{words}, {min(len(rows), LONG)} of {len(rows)} rows"
         parts.append(f"<p>{caption}</p>{content}" if len(rows) <= SHORT else details(caption, content))
+        parts.append(_comparisons(each))
     facts = "\n".join(f"{cell.title}: {facts}" for cell in each.cells if (facts := cell.facts))
     parts.append(details("Runs", f"<pre>{html.escape(facts)}</pre>") if facts else "")
     return section(each.study.name, each.study.note or f"polyformer reproduce {each.study.name}", *parts)
+
+
+def _comparisons(each: "Running") -> str:
+    """Return the table of the paired tests; empty with a single seed or label."""
+    lines = [list(map(html.escape, each.line())) for each in differences(each.results)]
+    if not lines:
+        return ""
+    note = comparison_note(len(each.results.seeds))
+    return details(
+        f"Differences, {len(lines)} comparisons", f"<p>{html.escape(note)}</p>{grid(HEAD, lines[:LONG])}"
+    )
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "right") -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 from polyformer_lab.cells import MEASURES, Cell, Row, function_of
+from polyformer_lab.comparison import standard_error
 from polyformer_lab.expression import Array, evaluate
 from polyformer_lab.grid import same_label
 from polyformer_lab.study import Claim, Study
@@ -24,7 +25,23 @@ REPRODUCED, DIFFERS, UNSHOWN, UNDECIDED = OUTCOMES = (
     "not at this scale",
     "undecided",
 )
-"""The possible outcomes: `UNSHOWN` if the runs are too small to decide, `UNDECIDED` if their seeds differ."""
+"""The outcomes of published claims: `UNSHOWN` if the runs are too small to decide, `UNDECIDED` if their seeds
+differ.
+"""
+
+OWN_WORDS = {REPRODUCED: "supported", DIFFERS: "not supported"}
+"""The outcomes of a hypothesis of one's own, which has nothing to reproduce, where their words differ."""
+
+
+def outcomes(claim: Claim) -> list[str]:
+    """Return the possible outcomes of a claim in their words."""
+    return [outcome_in_words(outcome, claim) for outcome in OUTCOMES]
+
+
+def outcome_in_words(outcome: str, claim: Claim) -> str:
+    """Return an entry of `OUTCOMES` in the words for a published claim or for a hypothesis of one's own."""
+    return outcome if claim.is_published else OWN_WORDS.get(outcome, outcome)
+
 
 SEED = "seed"
 
@@ -34,7 +51,7 @@ MEANINGLESS = "sizes without a meaning: "
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A verdict. `outcome`: an entry of `OUTCOMES`. `text`: the printed sentence, with the figures."""
+    """A verdict. `outcome`: one of `outcomes`. `text`: the printed sentence, with the figures."""
 
     outcome: str
     text: str
@@ -115,9 +132,11 @@ class Results:
         outcome, reasons = whole.outcome, whole.reasons
         by_seed = {seed: self._of_seed(seed)._judged(claim).outcome for seed in self.seeds}
         if outcome != UNSHOWN and {REPRODUCED, DIFFERS} <= {*by_seed.values()}:
-            seeds = (f"{result} with seed {seed}" for seed, result in by_seed.items())
+            words = {seed: outcome_in_words(result, claim) for seed, result in by_seed.items()}
+            seeds = (f"{result} with seed {seed}" for seed, result in words.items())
             outcome, reasons = UNDECIDED, f", because the seeds differ: {', '.join(seeds)}"
         figures = "; ".join(f"{name} {said(value)}" for name, value in whole.defined.items())
+        outcome = outcome_in_words(outcome, claim)
         return Verdict(outcome, f"{claim.claim}: {outcome}{reasons} ({figures})")
 
     def _of_seed(self, seed: Any) -> "Results":
@@ -152,9 +171,14 @@ class Results:
         count = len(self.seeds)
         return np.broadcast_to(array if array.size in (1, count) else array.all(), (count,))
 
+    @property
+    def columns(self) -> list[str]:
+        """Return the metrics of the table: those that the study names, else all."""
+        return [name for name in self.study.metrics or self.metrics if name in self.metrics]
+
     def table(self) -> list[list[str]]:
-        """Return the header and a line for each combination of labels: mean and range over the seeds."""
-        metrics = [name for name in self.study.metrics or self.metrics if name in self.metrics]
+        """Return the header and a line for each combination of labels, with `cell` for each metric."""
+        metrics = self.columns
         head = [*self.index, *metrics]
         lines: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
@@ -220,6 +244,13 @@ def write_csv(results: Results, file: Path) -> None:
     atomic_write(file, text.getvalue().encode())
 
 
+def write_table(head: Sequence[str], lines: Sequence[Sequence[str]], file: Path) -> None:
+    """Write a table of texts as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *lines])
+    atomic_write(file, text.getvalue().encode())
+
+
 def number(text: str) -> float | int | str:
     """Return the number that a cell of a table holds, or its text."""
     for kind in (int, float):
@@ -231,14 +262,15 @@ def number(text: str) -> float | int | str:
 
 
 def cell(values: Sequence[Any]) -> str:
-    """Return the values of all seeds as one cell: the common value, or else mean and range."""
+    """Return the values of all seeds as one cell: the common value, or mean, standard error and range."""
     present = [value for value in values if value is not None]
     if not present:
         return "-"
     if len({*map(str, present)}) == 1:
         return short(present[0])
     if all(isinstance(value, int | float) for value in present):
-        return f"{statistics.fmean(present):.4g} ({min(present):.4g} to {max(present):.4g})"
+        mean, error = statistics.fmean(present), standard_error(present)
+        return f"{mean:.4g} ± {error:.2g} ({min(present):.4g} to {max(present):.4g})"
     return ", ".join(map(short, present))
 
 

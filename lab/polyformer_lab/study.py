@@ -30,10 +30,13 @@ CLAIMS = next(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim(Config):
-    """A published statement, and the rule that decides from the results whether it is reproduced.
+    """A statement, and the rule that decides from the results whether it holds.
+
+    A published statement, with its source, is reproduced or not; a hypothesis of one's own, without a source,
+    is supported or not.
 
     define: expressions by name, which later definitions and the conditions may use. shown: conditions without
-    which the runs cannot decide. holds: conditions under which the claim is reproduced.
+    which the runs cannot decide. holds: conditions under which it holds.
     """
 
     claim: str = ""
@@ -45,6 +48,11 @@ class Claim(Config):
     define: dict[str, Any] = dataclasses.field(default_factory=dict)
     shown: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
+
+    @property
+    def is_published(self) -> bool:
+        """Whether this is the statement of a source, rather than a hypothesis of one's own."""
+        return bool(self.source or self.published)
 
 
 OF_A_CLAIM = tuple(field.name for field in dataclasses.fields(Claim))

@@ -64,15 +64,15 @@ def figures(out: Path) -> dict[str, float]:
 def test_an_experiment_writes_table_curve_verdict_and_page(mine: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["reproduce", "mine.yaml", "--out", "out"]) == 0
     text = capsys.readouterr().out
-    assert "a wider model learns more: reproduced (gain " in text
+    assert "a wider model learns more: supported (gain " in text
     assert len(figures(mine / "out")) == 8
     record = json.loads(Path("out/claim.json").read_text())
-    assert record["verdicts"]["mine"]["outcome"] == "reproduced"
+    assert record["verdicts"]["mine"]["outcome"] == "supported"
     assert Path("out/mine.png").read_bytes().startswith(b"\x89PNG")
     results = read_csv(Study.load("mine.yaml"), Path("out/mine.csv"))
     assert results.lookup("validation.loss", (8, "pre")).shape == (2,)
     page = Path("out/claims.html").read_text()
-    assert "mean (range) over 2 seeds" in page
+    assert "mean ± standard error (range) over 2 seeds" in page
     assert "http" not in page.replace("http-equiv", ""), "it needs no network"
     assert main(["reproduce", "mine.yaml", "--out", "out", "--seeds", "1", "2"]) == 0, "one seed is there"
     assert "--out" in (changed(seeds=[0]) and _refused(capsys, "--training.steps", "5"))

@@ -12,8 +12,8 @@ from polyformer_lab.results import Results
 from polyformer_lab.study import Study
 
 
-def study(*holds: str, define: dict[str, str] | None = None, scale: str = "three seeds") -> Study:
-    claim = {"claim": "a is better", "scale": scale, "holds": list(holds), "define": define or {}}
+def study(*holds: str, scale: str = "three seeds", source: str = "Author 2017") -> Study:
+    claim = {"claim": "a is better", "scale": scale, "source": source, "holds": list(holds)}
     return Study.from_dict(
         {"name": "own", "claims": {"own": claim}, "grid": {"arm": {"a": {}, "b": {}}}, "seeds": [0, 1, 2]}
     )
@@ -75,6 +75,25 @@ def test_seeds_that_differ_decide_nothing(rule: str, pairs: list[tuple[float, fl
     assert verdict is not None
     assert verdict.outcome == outcome
     assert ("because the seeds differ: " in verdict.text) == (outcome == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "outcome"),
+    [
+        ([(1, 2), (2, 3), (1, 5)], "supported"),
+        ([(2, 1), (3, 2), (5, 1)], "not supported"),
+        ([(1, 9), (2, 9), (3, 2)], "undecided"),
+    ],
+)
+def test_a_hypothesis_without_a_source_has_nothing_to_reproduce(
+    pairs: list[tuple[float, float]], outcome: str
+):
+    own = study("loss[a] < loss[b]", source="")
+    verdict = Results(own, rows(*pairs)).verdict(own.claims["own"])
+    assert verdict is not None
+    assert verdict.outcome == outcome
+    assert "reproduced" not in verdict.text
+    assert ("not supported with seed 2" in verdict.text) == (outcome == "undecided")
 
 
 GOOD = Recorded("reproduced", 3, "2026-11-29", "1 and 2", "Own", "results.md")
