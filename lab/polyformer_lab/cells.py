@@ -18,9 +18,10 @@ from polyformer.core.files import read_json, write_json
 from polyformer.core.registry import import_modules
 from polyformer.data import load
 from polyformer.models.architectures.training_record import RECIPE
-from polyformer.training.recipes import Recipe, Run, find_recipe, fit
+from polyformer.training.recipes import Recipe, Run, find_recipe
 from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested
+from polyformer_lab.costs import fitted_with_peak
 from polyformer_lab.grid import GENERATE, MEASURE
 from polyformer_lab.machine import run_facts
 from polyformer_lab.sources import Sources
@@ -175,7 +176,7 @@ def resumed(recipe: Recipe, folder: Path) -> Fitted:
         data = own_data(recipe) or load(recipe.data, recipe.task.needs) if kept != recipe else None
         if data is not None and kept != resolve_recipe(recipe, data):
             raise InputError(f"{folder} holds a run of other settings; choose another place with --out")
-    return fit(recipe, folder, resume=begun)
+    return fitted_with_peak(recipe, folder, begun)
 
 
 def checked_function(

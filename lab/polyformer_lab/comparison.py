@@ -148,9 +148,9 @@ def _compared(results: "Results", place: int, axis: str, label: str) -> Iterator
         other = (*own[:place], first, *own[place + 1 :])
         at = ", ".join((*own[:place], *own[place + 1 :]))
         for metric in results.columns:
-            pair = [_by_seed(results, key, metric) for key in (own, other)]
-            if all(values is not None for values in pair) and any(np.ptp(values) > 0 for values in pair):
-                yield Difference(axis, label, first, at, metric, pair[0] - pair[1])
+            values, base = (_by_seed(results, key, metric) for key in (own, other))
+            if values is not None and base is not None and (np.ptp(values) > 0 or np.ptp(base) > 0):
+                yield Difference(axis, label, first, at, metric, values - base)
 
 
 def _by_seed(results: "Results", key: tuple[str, ...], metric: str) -> Array | None:

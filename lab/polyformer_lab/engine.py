@@ -14,6 +14,7 @@ from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
 from polyformer_lab.comparison import HEAD, comparison_note, differences
 from polyformer_lab.evidence import check_rules
+from polyformer_lab.names import check_metrics, first_row_note
 from polyformer_lab.page import write_page
 from polyformer_lab.plot import line_plot
 from polyformer_lab.processes import LOG, Processes
@@ -62,6 +63,7 @@ class Running:
             for recipe in map(Recipe.from_dict, recipes):
                 if recipe.model.pretrained is None:  # else the checkpoint may be that of another cell
                     recipe.model_config()
+            check_metrics(self.study, cells)
             self.cells = cells
 
     @property
@@ -103,8 +105,10 @@ def run(studies: Sequence[Running], page: Path, jobs: int | None = None, quick: 
             print(f"{each.study.name}: not run; {each.obstacle}")
     owners = {cell: each for each in studies for cell in each.cells}
     if jobs is None and len(studies) == 1:
-        for cell in itertools.chain.from_iterable(ordered(studies[0].cells)):
+        for number, cell in enumerate(itertools.chain.from_iterable(ordered(studies[0].cells))):
             print(f"{cell.title}: {_said(cell)}", flush=True)
+            if number == 0 and (note := first_row_note(studies[0].study, studies[0].results.metrics)):
+                print(note, flush=True)
     else:
         _in_processes(studies, owners, page, jobs or os.cpu_count() or 1, quick)
     for each in studies:

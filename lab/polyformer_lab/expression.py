@@ -15,7 +15,7 @@ zero gives infinity or a number that is not defined, for which no comparison hol
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,36 @@ def evaluate(text: str, lookup: Lookup, defined: Mapping[str, Any]) -> Any:
         raise InputError(f"{quote(text)}: cannot be computed ({reason_of(error)})") from error
 
 
+def references(text: str, defined: Collection[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the metrics of an expression with their labels (a slice for several), in any order.
+
+    Args:
+        text: the expression.
+        defined: names that are no metrics.
+
+    Raises:
+        InputError: the expression is not understood.
+    """
+    parts = _Evaluation(text, _nothing, {})
+    nodes: list[ast.AST] = [parse_expression(text, quote(text), "an expression such as loss[a] < loss[b]")]
+    while nodes:
+        match node := nodes.pop():
+            case ast.Subscript(metric, index):
+                yield parts.dotted(metric), parts.labels(index)
+            case ast.Name(name) if name in defined:
+                continue
+            case ast.Name() | ast.Attribute():
+                yield parts.dotted(node), ()
+            case ast.Call(ast.Name(), arguments, []):
+                nodes += arguments
+            case _:
+                nodes += ast.iter_child_nodes(node)
+
+
+def _nothing(metric: str, labels: tuple[Any, ...]) -> Array:
+    raise KeyError(metric)
+
+
 class _Evaluation:
     def __init__(self, text: str, lookup: Lookup, defined: Mapping[str, Any]):
         self.text, self.lookup, self.defined = text, lookup, defined
@@ -130,8 +160,7 @@ class _Evaluation:
                     raise unknown("function", name, FUNCTIONS)
                 return FUNCTIONS[name](*(np.asarray(self.value(part)) for part in arguments))
             case ast.Subscript(metric, index):
-                parts = index.elts if isinstance(index, ast.Tuple) else [index]
-                return self.lookup(self.dotted(metric), tuple(map(self.label, parts)))
+                return self.lookup(self.dotted(metric), self.labels(index))
             case ast.Name(name) if name in self.defined:
                 return self.defined[name]
             case ast.Name() | ast.Attribute():
@@ -151,6 +180,9 @@ class _Evaluation:
             case ast.Attribute(value, name):
                 return f"{self.dotted(value)}.{name}"
         raise InputError(f"{quote(self.text)}: expected a metric before the bracket")
+
+    def labels(self, index: ast.AST) -> tuple[Any, ...]:
+        return tuple(map(self.label, index.elts if isinstance(index, ast.Tuple) else [index]))
 
     def label(self, node: ast.AST) -> Any:
         match node:

@@ -103,7 +103,7 @@ class Results:
         if len(places) > 1:
             raise InputError(f"{metric}: expected at most one ':' among its labels")
         axis = self.index[places[0]]
-        several = [label for label in self.labels[axis] if _within(label, labels[places[0]])]
+        several = [label for label in self.labels[axis] if within(label, labels[places[0]])]
         if all(isinstance(number(label), int | float) for label in several):
             several.sort(key=float)  # "first" and "growth" follow the numbers, not the order of the cells
         chosen = [(*labels[: places[0]], label, *labels[places[0] + 1 :]) for label in several]
@@ -295,7 +295,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines]
 
 
-def _within(label: str, bounds: slice) -> bool:
+def within(label: str, bounds: slice) -> bool:
     """Return whether a label is between the numbers of a slice, both included."""
     if bounds.start is None and bounds.stop is None:
         return True

@@ -181,7 +181,21 @@ def test_cells_come_after_those_that_they_name(mine: Path):
         ({"grid": {"a": {"b": {}, "c": {"model.blck": "pre"}}}}, (), "unknown option of ModelConfig 'blck'"),
         ({"measure": {"kind": "scored"}}, (), "unknown measurement 'scored': did you mean 'scores'"),
         ({"measure": {"kind": "scores", "of": 1}}, (), "unknown option of scores 'of'"),
-        ({"holds": ["los[8, pre] > 1"], "define": {}}, (), "unknown metric or name 'los'"),
+        (
+            {"holds": ["validation.los[8, pre] > 1"], "define": {}},
+            (),
+            "'validation.los[8, pre] > 1': unknown metric or name 'validation.los': did you mean 'valid",
+        ),
+        ({"holds": ["gian > 1"]}, (), "'gian > 1': unknown name 'gian': did you mean 'gain'? A metric has"),
+        ({"holds": ["seconds[8, pr] > 1"]}, (), "unknown label of block 'pr': did you mean 'pre'?"),
+        ({"holds": ["seconds[32:, pre] > 1"]}, (), "no label of width lies within 32:"),
+        ({"holds": ["seconds[8] > 1"]}, (), "seconds has 1 labels; expected those of width, block"),
+        ({"metrics": ["validation.perplexty"]}, (), "metrics: unknown metric or name 'validation.perpl"),
+        (
+            {"plot": {"x": "widht", "y": "seconds"}},
+            (),
+            "plot: unknown axis or metric 'widht': did you mean 'width'",
+        ),
         (
             {"grid": {"a": {"b": {"model.pretrained": "$cell(c)"}}}},
             (),
@@ -206,8 +220,10 @@ def test_what_is_wrong_is_said_in_one_line(
     words: tuple[str, ...],
     message: str,
 ):
-    changed(**{"seeds": [0], **changes})
+    rule = {"define": {}, "holds": [], "plot": None} if "grid" in changes else {}
+    changed(**{"seeds": [0], **rule, **changes})
     assert message in complaint("reproduce", "mine.yaml", "--out", "out", *words)
+    assert not [*Path().glob("**/recipe.yaml")], "nothing was trained"
 
 
 @pytest.mark.parametrize("place", ["base", "recipe", "grid"])
@@ -318,7 +334,14 @@ def test_a_study_that_cannot_be_prepared_stops_no_other(mine: Path, capsys: pyte
 
 
 def test_a_rule_over_a_cell_that_is_not_there_says_so(mine: Path, capsys: pytest.CaptureFixture[str]):
-    changed(grid={"block": {"pre": {}}}, seeds=[0], define={}, holds=["validation.loss[before] < 1"])
+    changed(
+        grid={"block": {"pre": {}, "before": {}}},
+        quick={"grid": {"block": {"pre": {}}}},
+        seeds=[0],
+        define={},
+        holds=["validation.loss[before] < 1"],
+        plot=None,
+    )
     assert main(["reproduce", "mine.yaml", "--quick", "--training.steps", "1"]) == 0
     text = capsys.readouterr().out
     assert "a wider model learns more: no verdict, validation.loss[before] was not measured" in text

@@ -9,8 +9,7 @@ import pytest
 from polyformer.models.presets import create_model
 from polyformer.training.metrics import LINES
 from polyformer.training.recipes.fit import Fitted
-from polyformer_lab.cells import Cell
-from polyformer_lab.measures.scores import scores
+from polyformer_lab.measures.scores import scores_and_sizes
 
 
 def test_sizes_losses_and_speed(tmp_path: Path):
@@ -20,9 +19,8 @@ def test_sizes_losses_and_speed(tmp_path: Path):
     rows, unused = [], Any
     for groups in (3, 1):
         model = create_model("decoder-tiny", **sizes, num_hidden_groups=groups)
-        cell = Cell((), None, tmp_path, None, "scores", {})
-        vars(cell)["fitted"] = Fitted(unused, unused, unused, model, unused, {"test": {"loss": 3.0}})  # type: ignore[arg-type]
-        rows.append(scores(cell))
+        fitted = Fitted(unused, unused, unused, model, unused, {"test": {"loss": 3.0}})  # type: ignore[arg-type]
+        rows.append(scores_and_sizes(fitted, tmp_path))
     assert rows[0]["layer_parameters"] == 3 * rows[1]["layer_parameters"]
     saved = rows[0]["parameters"] - rows[1]["parameters"]
     assert saved == rows[0]["layer_parameters"] - rows[1]["layer_parameters"]

@@ -75,12 +75,16 @@ def details(argv: list[str]) -> str:
 def run(options: ReproduceOptions) -> None:
     """Run the experiment and print its results."""
     from polyformer_lab import engine
+    from polyformer_lab.names import check_labels
     from polyformer_lab.sources import SOURCES
     from polyformer_lab.study import Study
 
     if options.data is not None and not Path(options.data).exists():
         raise InputError(f"--data: no such file or folder: {options.data}")
-    studies = [_changed(Study.load(name), options) for name in _names(options)]
+    studies = [Study.load(name) for name in _names(options)]
+    for study in studies:
+        check_labels(study)  # of the whole grid, which `--quick` may make smaller
+    studies = [_changed(study, options) for study in studies]
     if options.print:
         print(dump_yaml(studies[0].written()), end="")
         return
