@@ -9,21 +9,21 @@ from pathlib import Path
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_json
 from polyformer.models.plugins import require_imported
-from polyformer.training.metrics import read_metrics, series
+from polyformer.training.metrics import LINES, Row, read_metrics, series
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of, ordered, prepare
 from polyformer_lab.comparison import HEAD, comparison_note, differences
+from polyformer_lab.curves import VALIDATION, Curve, mean_curves, validation_metric
 from polyformer_lab.evidence import check_rules
 from polyformer_lab.names import check_metrics, first_row_note
 from polyformer_lab.page import write_page
-from polyformer_lab.plot import line_plot
+from polyformer_lab.plot import band_plot, caption
 from polyformer_lab.processes import LOG, Processes
 from polyformer_lab.results import (
     MEANINGLESS,
     Results,
     aligned,
     by_name,
-    mean_curves,
     results_of,
     write_csv,
     write_table,
@@ -40,7 +40,10 @@ RECORD = "claim.json"
 
 @dataclasses.dataclass(eq=False)
 class Running:
-    """A study with its cells in the folder `out`. failures, problem: what went wrong, by cell and before."""
+    """A study with its cells in the folder `out`. failures, problem: what went wrong, by cell and before.
+
+    captions: of the figures, by the name of the file.
+    """
 
     study: Study
     out: Path
@@ -49,6 +52,7 @@ class Running:
     cells: list[Cell] = dataclasses.field(default_factory=list)
     failures: dict[Cell, str] = dataclasses.field(default_factory=dict)
     problem: str = ""
+    captions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def begin(self) -> None:
         """Prepare shared files, make the cells and check their recipes; nothing where data are missing."""
@@ -178,20 +182,31 @@ def _compare(each: Running, results: Results) -> None:
 
 
 def _draw(each: Running, results: Results) -> None:
-    """The curve that the study names, else the training loss of its runs, the mean over the seeds."""
-    file = each.out / f"{each.study.name}.png"
-    if (plot := each.study.plot) is not None:
-        if curves := results.curves(plot.x, plot.y):
-            line_plot(file, curves, plot.x, plot.y, plot.log)
-        return
-    losses = [
-        (", ".join(cell.labels) or each.study.name, step, loss)
-        for cell in each.cells
-        if cell.recipe is not None
-        for step, loss in zip(*series(read_metrics(cell.folder), "loss"))
-    ]
-    if losses:
-        line_plot(file, mean_curves(losses), "step", "training loss")
+    """Draw the plot that the study names, else the training loss, and the validation loss of its runs."""
+    name, plot = each.study.name, each.study.plot
+    figures = {}
+    if plot is not None:
+        figures[f"{name}.png"] = (results.curves(plot.x, plot.y), plot.x, plot.y, plot.log)
+    logs = [(cell, read_metrics(cell.folder)) for cell in each.cells if (cell.folder / LINES).is_file()]
+    metric = validation_metric(row for _, rows in logs for row in rows)
+    if metric is not None:
+        label = f"validation {metric.removeprefix(VALIDATION)}"
+        figures[f"{name}-validation.png"] = (_series(each, logs, metric), "step", label, False)
+    if plot is None:
+        figures[f"{name}.png"] = (_series(each, logs, "loss"), "step", "training loss", False)
+    for file, (curves, x, y, log) in figures.items():
+        if any(curves.values()):
+            band_plot(each.out / file, curves, x, y, log)
+            each.captions[file] = f"{y} by {x}: {caption(curves)}"
+
+
+def _series(each: Running, logs: Sequence[tuple[Cell, list[Row]]], metric: str) -> dict[str, Curve]:
+    """Return a metric of the logs by step, a curve for each combination of labels."""
+    return mean_curves(
+        (", ".join(cell.labels) or each.study.name, step, value)
+        for cell, rows in logs
+        for step, value in zip(*series(rows, metric))
+    )
 
 
 def opened(

@@ -92,7 +92,7 @@ def _section(each: "Running", verdicts: dict[str, Verdict]) -> str:
         f'<p class="soft">{html.escape(f"{cell.title}: {problem}")}</p>'
         for cell, problem in each.failures.items()
     ]
-    parts += [_picture(file) for file in sorted(each.out.glob("*.png"))]
+    parts += [_picture(file, each.captions.get(file.name, "")) for file in sorted(each.out.glob("*.png"))]
     head, *rows = each.results.table() if each.cells else [[]]
     if rows:
         content = grid(head, [list(map(html.escape, row)) for row in rows[:LONG]])
@@ -143,7 +143,7 @@ def _statement(name: str, claim: Claim, verdict: Verdict) -> str:
     )
 
 
-def _picture(file: Path) -> str:
+def _picture(file: Path, caption: str) -> str:
     data = base64.b64encode(file.read_bytes()).decode()
     image = f'<img style="max-width:100%" alt="{html.escape(file.stem)}" src="data:image/png;base64,{data}">'
-    return figure(image, file.name)
+    return figure(image, f"{file.name}: {caption}" if caption else file.name)

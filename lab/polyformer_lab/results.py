@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 from polyformer_lab.cells import MEASURES, Cell, Row, function_of
 from polyformer_lab.comparison import standard_error
+from polyformer_lab.curves import Curve, mean_curves
 from polyformer_lab.expression import Array, evaluate
 from polyformer_lab.grid import same_label
 from polyformer_lab.study import Claim, Study
@@ -188,8 +188,8 @@ class Results:
         ]
         return [head, *body]
 
-    def curves(self, x: str, y: str) -> dict[str, list[tuple[float, float]]]:
-        """Return the mean of the metric y over the axis or metric x, by the other labels."""
+    def curves(self, x: str, y: str) -> dict[str, Curve]:
+        """Return the metric y over the axis or metric x, by the other labels."""
         present = [row for row in self.rows if row.get(x) is not None and row.get(y) is not None]
         try:
             return mean_curves((self._name(row, x) or y, float(row[x]), float(row[y])) for row in present)
@@ -201,18 +201,6 @@ class Results:
         return ", ".join(
             str(row[axis]) for axis in self.index if axis != without and row.get(axis) is not None
         )
-
-
-def mean_curves(points: Iterable[tuple[str, float, float]]) -> dict[str, list[tuple[float, float]]]:
-    """Return curves by name from (name, x, y): the mean of y at each x, as far as it is finite."""
-    curves: dict[str, dict[float, list[float]]] = {}
-    for name, x, y in points:
-        curves.setdefault(name, {}).setdefault(x, []).append(y)
-    means = {
-        name: [(x, statistics.fmean(values)) for x, values in sorted(own.items())]
-        for name, own in curves.items()
-    }
-    return {name: [point for point in own if math.isfinite(point[1])] for name, own in means.items()}
 
 
 def results_of(study: Study, cells: Iterable[Cell]) -> Results:

@@ -68,11 +68,25 @@ def test_an_experiment_writes_table_curve_verdict_and_page(mine: Path, capsys: p
     assert len(figures(mine / "out")) == 8
     record = json.loads(Path("out/claim.json").read_text())
     assert record["verdicts"]["mine"]["outcome"] == "supported"
-    assert Path("out/mine.png").read_bytes().startswith(b"\x89PNG")
+    for figure in ("mine", "mine-validation"):
+        assert Path(f"out/{figure}.png").read_bytes().startswith(b"\x89PNG")
     results = read_csv(Study.load("mine.yaml"), Path("out/mine.csv"))
     assert results.lookup("validation.loss", (8, "pre")).shape == (2,)
     page = Path("out/claims.html").read_text()
     assert "mean ± standard error (range) over 2 seeds" in page
+    band = "mean over 2 seeds; band: mean ± one standard error of the mean over the seeds"
+    assert f"mine-validation.png: validation loss by step: {band}" in page
+    assert f"mine.png: validation.loss by width: {band}" in page
+    assert "two seeds cannot reach 0.05 with a sign-flip test" in page
+    assert "two seeds cannot reach 0.05 with a sign-flip test" in text
+    assert "reproduced" not in page + text, "there is nothing to reproduce"
+    differences = Path("out/mine-differences.csv").read_text().splitlines()
+    assert differences[0].startswith("axis,label,against,at,metric,difference,")
+    assert [line.split(",")[:5] for line in differences[1:]] == [
+        [axis, label, first, at, "validation.loss"]
+        for axis, label, first, places in (("width", "16", "8", "pre post"), ("block", "post", "pre", "8 16"))
+        for at in places.split()
+    ]
     assert "http" not in page.replace("http-equiv", ""), "it needs no network"
     assert main(["reproduce", "mine.yaml", "--out", "out", "--seeds", "1", "2"]) == 0, "one seed is there"
     assert "--out" in (changed(seeds=[0]) and _refused(capsys, "--training.steps", "5"))
