@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polyformer_lab.costs import COSTS
 from polyformer_lab.expression import Array
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def comparison_note(seeds: int) -> str:
 def differences(results: "Results") -> list[Difference]:
     """Return each label of an axis compared with the first, at equal other labels and equal seeds.
 
-    Only metrics that vary with the seed are compared, and only the rows that all seeds have.
+    Only metrics that vary with the seed are compared, and only the rows that all seeds have; no costs, since
+    the order of the runs decides more on the memory of a process than the seed.
     """
     if len(results.seeds) < 2:
         return []
@@ -147,7 +149,7 @@ def _compared(results: "Results", place: int, axis: str, label: str) -> Iterator
             continue
         other = (*own[:place], first, *own[place + 1 :])
         at = ", ".join((*own[:place], *own[place + 1 :]))
-        for metric in results.columns:
+        for metric in (name for name in results.columns if name not in COSTS):
             values, base = (_by_seed(results, key, metric) for key in (own, other))
             if values is not None and base is not None and (np.ptp(values) > 0 or np.ptp(base) > 0):
                 yield Difference(axis, label, first, at, metric, values - base)

@@ -45,6 +45,9 @@ def outcome_in_words(outcome: str, claim: Claim) -> str:
 
 SEED = "seed"
 
+LARGE = 1e6
+"""The smallest float of which a table shows only four digits."""
+
 MEANINGLESS = "sizes without a meaning: "
 """The beginning of a verdict on a quick run."""
 
@@ -263,8 +266,9 @@ def cell(values: Sequence[Any]) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value with at most four decimal places."""
-    return f"{value:.4g}" if isinstance(value, float) and not value.is_integer() else str(value)
+    """Return a value with four digits; a float that is a small integer with all of its digits."""
+    whole = not isinstance(value, float) or (value.is_integer() and abs(value) < LARGE)
+    return str(value) if whole else f"{value:.4g}"
 
 
 def said(value: Any) -> str:

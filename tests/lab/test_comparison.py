@@ -29,7 +29,14 @@ def results(**losses: list[float]) -> Results:
     return Results(
         study(),
         [
-            {"arm": arm, "rate": rate, "seed": seed, "loss": loss + more, "parameters": 7}
+            {
+                "arm": arm,
+                "rate": rate,
+                "seed": seed,
+                "loss": loss + more,
+                "parameters": 7,
+                "peak_resident_mib": loss,
+            }
             for arm, own in losses.items()
             for rate, more in (("1e-3", 0.0), ("3e-3", 10.0))
             for seed, loss in enumerate(own)
@@ -46,6 +53,7 @@ def test_the_standard_error_is_that_of_the_mean():
     assert standard_error([1.0]) is None
     assert cell([1.0, 2.0, 3.0, 6.0]) == "3 ± 1.1 (1 to 6)"
     assert cell([2.5]) == "2.5"
+    assert (cell([4.0]), cell([3924295680.0]), cell([3924295680])) == ("4.0", "3.924e+09", "3924295680")
     assert evaluate(
         "error(x)", lambda *_: np.ones(1), {"x": np.array([1.0, 2.0, 3.0, 6.0])}
     ) == pytest.approx((14 / 3 / 4) ** 0.5)

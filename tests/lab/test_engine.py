@@ -1,5 +1,6 @@
 """Experiments of one's own: real runs, in processes, killed and resumed."""
 
+import itertools
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from polyformer_lab.cells import MEASURES, cells_of, ordered
 from polyformer_lab.results import read_csv
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
+from registered import EVERYTHING
 
 MINE = """
 claim: a wider model learns more
@@ -314,9 +316,15 @@ def test_sources_are_found_and_named(tmp_path: Path):
         Sources(needs, None, {"sst2": "absent"})
 
 
-def test_the_page_on_experiments_is_right(mine: Path, capsys: pytest.CaptureFixture[str]):
+def blocks(kind: str) -> list[str]:
+    """The blocks of a kind on the page about experiments."""
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
-    (study,), (code,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "python"))
+    return re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_page_on_experiments_is_right(mine: Path, capsys: pytest.CaptureFixture[str]):
+    study, _ = blocks("yaml")
+    (code,) = blocks("python")
     assert len(study.splitlines()) <= 20
     Path("attentions.yaml").write_text(study)
     sizes = ["--training.steps", "2", "--model.hidden_size", "16", "--model.num_attention_heads", "2"]
@@ -332,6 +340,36 @@ def test_the_page_on_experiments_is_right(mine: Path, capsys: pytest.CaptureFixt
     finally:
         MEASURES.pop("seconds-by-length", None)
     assert re.search(r"window +16 +0\.\d+", capsys.readouterr().out)
+
+
+def table_of(text: str, first: str) -> list[list[str]]:
+    """The cells of the table whose header starts with a word, up to an empty line or a sentence."""
+    lines = text[text.index(f"{first} ") :].splitlines()
+    rows = itertools.takewhile(lambda line: line and not line.startswith("Differences"), lines)
+    return [re.split(r"  +", line.strip()) for line in rows]
+
+
+def test_the_grid_of_rates_on_the_page_gives_the_tables_of_the_page(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+):
+    """By day on a small text, with the labels of both tables; at night as on the page, with the means."""
+    _, study = blocks("yaml")
+    (page,) = blocks("text")
+    Path("rates.yaml").write_text(study)
+    small = ["--training.steps", "1", "--seeds", "0", "1", "--data.path", "mine.txt"]
+    assert main(["reproduce", "rates.yaml", *([] if EVERYTHING else small)]) == 0
+    text = capsys.readouterr().out
+    for first, labels in (("attention", 2), ("axis", 5)):
+        own, expected = table_of(text, first), table_of(page, first)
+        assert own[0] == expected[0]
+        assert [row[:labels] for row in own] == [row[:labels] for row in expected]
+    assert "learns as much as dense attention: " in text
+    if EVERYTHING:
+        assert "dense attention: supported" in text
+        means = [
+            [float(row[2].split()[0]) for row in table_of(each, "attention")[1:]] for each in (text, page)
+        ]
+        assert means[0] == pytest.approx(means[1], rel=0.01)
 
 
 def test_a_study_that_cannot_be_prepared_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
