@@ -5,7 +5,7 @@ often the initial weights. Two tests ask whether its mean is 0:
 
 - Student's paired t test (Student 1908), by scipy; it assumes normally distributed differences;
 - the exact sign-flip test (Fisher 1935, The Design of Experiments, section 21): the share of all 2^n choices
-  of signs of the n differences whose mean is at least as far from 0. Without a difference each sign is
+  of signs of the n differences with a mean at least as far from 0. Without a difference each sign is
   equally likely. The smallest possible value is 2 / 2^n.
 
 Neither is corrected for the number of comparisons.
@@ -40,7 +40,7 @@ HEAD = ("axis", "label", "against", "at", "metric", "difference", "t", "p of t",
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A metric of a label minus that of the first label of its axis, by seed. at: the other labels."""
+    """A metric of a label minus the metric of the first label of its axis, by seed. at: the other labels."""
 
     axis: str
     label: str
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """Whether the metric is lower or higher; undecided within the spread of the seeds.
+        """Return whether the metric is lower or higher; undecided within the spread of the seeds.
 
         A difference is decided if it has one sign with all seeds, and the t test gives less than `LEVEL`.
         """

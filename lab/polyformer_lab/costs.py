@@ -38,7 +38,7 @@ def fitted_with_peak(recipe: Recipe, folder: Path, resume: bool) -> Fitted:
     on_cuda = choose_device(recipe.training.engine.device).type == "cuda"
     if on_cuda:
         torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError, ImportError):  # where it cannot be reset it is that of the process
+    with contextlib.suppress(OSError, ImportError):  # elsewhere the peak of the whole process
         reset_peak_memory()
     fitted = fit(recipe, folder, resume=resume)
     if trains:

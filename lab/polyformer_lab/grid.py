@@ -18,27 +18,27 @@ SECTIONS = (*(field.name for field in dataclasses.fields(Recipe)), MEASURE, PREP
 """What the name of a setting starts with."""
 
 
-def with_written_labels(data: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
+def with_written_labels(data: dict[str, Any], texts_of_file: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study's file with the labels of its grids as texts.
 
     Args:
         data: the content, in which the label 3e-3 is the number 0.003.
-        written: the same content in the same order, in which every scalar is a text as in the file.
+        texts_of_file: the same content in the same order, in which every scalar is a text as in the file.
     """
     result = dict(data)
     if "grid" in data:
-        result["grid"] = _labelled(data["grid"], written["grid"])
+        result["grid"] = _labelled(data["grid"], texts_of_file["grid"])
     if isinstance(quick := data.get("quick"), dict) and "grid" in quick:
-        result["quick"] = {**quick, "grid": _labelled(quick["grid"], written["quick"]["grid"])}
+        result["quick"] = {**quick, "grid": _labelled(quick["grid"], texts_of_file["quick"]["grid"])}
     return result
 
 
-def _labelled(grid: object, written: Any) -> object:
+def _labelled(grid: object, texts_of_file: Any) -> object:
     if not isinstance(grid, dict):
         return grid
     axes = {}
     for axis, levels in grid.items():
-        texts = written.get(str(axis), levels)
+        texts = texts_of_file.get(str(axis), levels)
         axes[axis] = levels
         if isinstance(levels, dict) and GENERATE not in levels:
             axes[axis] = dict(zip(map(str, texts), levels.values()))

@@ -1,7 +1,7 @@
 """The names in the rules of a study, checked before any training: labels of the grid, and metrics.
 
 A typo is refused with the nearest names. Labels are checked for every study. The names of metrics are known
-for the measurement `scores`, from the tasks of the runs; another measurement has told its names after its
+for the measurement `scores`, from the tasks of the runs; those of another measurement are known after its
 first cell.
 """
 
@@ -49,7 +49,7 @@ def rule_references(study: Study) -> Iterator[Reference]:
 def check_labels(study: Study) -> None:
     """Raise `InputError` for a rule with labels that the grid does not have, or with too few or too many.
 
-    The study is the whole study, not its short run, whose grid may be smaller.
+    The study is the whole study; its short run may have a smaller grid.
     """
     grid = {axis: [*map(str, levels(own))] for axis, own in study.grid.items()}
     _check_plot(study)
@@ -96,8 +96,8 @@ def _wrong_number(study: Study, text: str, metric: str, labels: Sequence[object]
 def check_metrics(study: Study, cells: Sequence[Cell]) -> None:
     """Raise `InputError` for the name of a metric that no cell will have, before the first run.
 
-    Checked are the rules, `metrics` and `plot`, for cells with the measurement `scores` whose tasks tell
-    their metrics in advance; those with metrics of generated texts do not.
+    Checked are the rules, `metrics` and `plot`, for cells with the measurement `scores` and tasks
+    with metrics known in advance; metrics of generated texts are not.
     """
     wanted = {metric: quote(text) for text, metric, _ in rule_references(study)}
     wanted |= dict.fromkeys(study.metrics, "metrics")

@@ -30,7 +30,7 @@ differ.
 """
 
 OWN_WORDS = {REPRODUCED: "supported", DIFFERS: "not supported"}
-"""The outcomes of a hypothesis of one's own, which has nothing to reproduce, where their words differ."""
+"""The outcomes of a user's hypothesis, which has nothing to reproduce, where their words differ."""
 
 
 def outcomes(claim: Claim) -> list[str]:
@@ -39,7 +39,7 @@ def outcomes(claim: Claim) -> list[str]:
 
 
 def outcome_in_words(outcome: str, claim: Claim) -> str:
-    """Return an entry of `OUTCOMES` in the words for a published claim or for a hypothesis of one's own."""
+    """Return an entry of `OUTCOMES` in the words for a published claim or for the user's hypothesis."""
     return outcome if claim.is_published else OWN_WORDS.get(outcome, outcome)
 
 

@@ -32,7 +32,7 @@ CLAIMS = next(
 class Claim(Config):
     """A statement, and the rule that decides from the results whether it holds.
 
-    A published statement, with its source, is reproduced or not; a hypothesis of one's own, without a source,
+    A published statement, with its source, is reproduced or not; a hypothesis without a source
     is supported or not.
 
     define: expressions by name, which later definitions and the conditions may use. shown: conditions without
@@ -51,7 +51,7 @@ class Claim(Config):
 
     @property
     def is_published(self) -> bool:
-        """Whether this is the statement of a source, rather than a hypothesis of one's own."""
+        """Return whether this is the statement of a source, rather than a hypothesis of the user."""
         return bool(self.source or self.published)
 
 
@@ -77,7 +77,7 @@ class Study(Config):
     grid: by axis and label the changes of the recipe, in dotted names; `measure.NAME` changes an option of
         the measurement, and `train: false` omits the recipe. An axis `{generate: NAME}` has the labels
         that a registered function returns. The name of a setting with a list, `optimizer.lr: [1e-3, 3e-3]`,
-        is an axis whose labels are the values as they are written.
+        is an axis with the values as labels, as they are written.
     seeds: empty for a study without random numbers.
     metrics: the columns of the table, by default all.
     quick: changes for a run of some seconds, with another `grid` or `seeds` if necessary.

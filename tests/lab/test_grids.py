@@ -46,9 +46,9 @@ def test_a_list_of_rates_needs_no_kind_and_keeps_its_labels(cells: Callable[[str
     assert own[1].folder.name == "3e-3-0"
 
 
-@pytest.mark.parametrize("written", ["sgd", "{kind: sgd}", "sgd(momentum=0.9)"])
-def test_a_list_of_rates_keeps_the_optimizer_of_the_base(cells: Callable[[str], list[Cell]], written: str):
-    own = cells(RATES.replace("base:\n", f"base:\n  optimizer: {written}\n"))
+@pytest.mark.parametrize("optimizer", ["sgd", "{kind: sgd}", "sgd(momentum=0.9)"])
+def test_a_list_of_rates_keeps_the_optimizer_of_the_base(cells: Callable[[str], list[Cell]], optimizer: str):
+    own = cells(RATES.replace("base:\n", f"base:\n  optimizer: {optimizer}\n"))
     assert optimizers(own) == [SGD(lr=1e-3), SGD(lr=3e-3), SGD(lr=1e-2)]
 
 
