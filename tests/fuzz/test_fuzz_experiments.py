@@ -14,8 +14,10 @@ from polyformer.core.parsing import dump_yaml
 from polyformer.models.plugins import require_imported
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of
+from polyformer_lab.comparison import HEAD, differences
 from polyformer_lab.evidence import Invented, check_rules
 from polyformer_lab.expression import evaluate
+from polyformer_lab.names import check_labels
 from polyformer_lab.results import by_name, results_of, write_csv
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import CLAIMS, Study, study_names
@@ -39,6 +41,7 @@ RULES = [*SMALL["define"].values(), *SMALL["shown"], *SMALL["holds"]]  # type: i
 def begun(study: Study, out: Path) -> list[Cell]:
     """All that is done with an experiment before its first run, except for its shared files."""
     require_imported(study.base.get("imports"))
+    check_labels(study)
     check_rules(study)
     cells = cells_of(study, out, Sources(study.needs, None, {}))
     for cell in cells[:20]:
@@ -87,6 +90,7 @@ def test_rows_of_figures(tmp_path_factory: pytest.TempPathFactory, data: st.Data
         by_name(results, study.claims)
         results.table()
         results.curves("width", "loss")
+        assert all(len(each.line()) == len(HEAD) for each in differences(results))
         write_csv(results, out / "it.csv")
         assert all(isinstance(cell.facts, str) for cell in cells)
 
