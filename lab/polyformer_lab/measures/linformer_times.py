@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
+from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.memory_use import MIB
 from polyformer.core.ops.norms import LayerNormConfig
@@ -41,10 +43,10 @@ class Call:
         return dataclasses.replace(self, n=256, k=min(self.k, 128), rows=1)
 
 
-class Unfused(nn.Module):
+class Unfused(Mechanism):
     """An unfused attention mechanism: softmax(q k^T / sqrt(D)) v, one operation after the other."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, None]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, None]:
         """Return the output and no state."""
         return torch.softmax(q @ k.mT * q.shape[3] ** -0.5, -1) @ v, None
 
@@ -133,7 +135,7 @@ def prepared(call: Call) -> Callable[[], object]:
     dense = DenseConfig(intermediate_size=4 * size, activation="gelu")
     layer = Layer(size, config, dense, PreNormConfig(), LayerNormConfig(), 0.0, cross=None, index=0)
     if call.attention == UNFUSED:
-        layer.attention.mechanism = Unfused()  # type: ignore[assignment]
+        layer.attention.mechanism = Unfused()
     position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=call.heads, head_size=call.width))
     layer = layer.to(call.device).eval()
     x = torch.randn(call.rows, call.n, size, device=call.device)
