@@ -13,6 +13,7 @@ from members import Case, families, parts
 from selection import cases, members, patterns
 from shared_models import shared
 
+from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -21,6 +22,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import MODELS
 from polyformer.nn.depth.exits.exits import ExitsConfig
+from polyformer.nn.stack import AttentionConfig
 
 
 @pytest.mark.parametrize("case", cases("text"), ids=str)
@@ -125,6 +127,16 @@ def test_members_have_a_kind_a_docstring_and_no_catch_all(family: type[Config]):
             assert name.startswith("__") or not catches, function
 
 
+ATTENTION = "attention", "attention.mechanism", "attention.mechanism.pattern"
+OF_ENCODER = {path.split(".")[-1]: f"encoder.{path}" for path in ATTENTION}
+
+
+def sees_later_tokens(value: Any) -> bool:
+    value = value.mechanism if isinstance(value, AttentionConfig) else value
+    pattern = isinstance(value, Pattern) and not value.causal()
+    return pattern or (isinstance(value, MechanismConfig) and not value.causal)
+
+
 @pytest.mark.parametrize("case", cases("names"), ids=str)
 def test_every_part_can_be_overridden_by_its_name(case: Case):
     """Every option of every part outside lists is reachable, and setting it to what it is changes nothing."""
@@ -138,4 +150,6 @@ def test_every_part_can_be_overridden_by_its_name(case: Case):
                 name = "embedding.scaled"
             if name == "depth" and isinstance(value, ExitsConfig) and case.config.encoder is not None:
                 name = "decoder.depth"  # an encoder has no exits
+            if name in OF_ENCODER and case.config.decoder is not None and sees_later_tokens(value):
+                name = OF_ENCODER[name]
             assert case.config.override(name, value) is not None
