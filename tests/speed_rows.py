@@ -10,6 +10,7 @@ run on revisions of other structure.
 import contextlib
 import functools
 import importlib
+import math
 import os
 import resource
 import subprocess
@@ -284,11 +285,17 @@ def work(address: str, row: str, arm: str, cache: str) -> None:
 
 
 def loops_of(call: Call) -> int:
-    """Return how often a call is repeated in a timed run, after a first call to warm up."""
-    seconds = timed(call, 1)
+    """Return how often a call is repeated in a timed run of at least `SHORTEST`, after calls to warm up.
+
+    The first calls of a short row are slow, so that the number grows with the calls that it counts.
+    """
+    loops, seconds = 1, timed(call, 1)
     if seconds < LONG:
         seconds = timed(call, 1)
-    return max(1, round(SHORTEST / seconds))
+    while loops * seconds < SHORTEST:
+        loops = min(10 * loops, math.ceil(SHORTEST / seconds))
+        seconds = timed(call, loops)
+    return loops
 
 
 def timed(call: Call, loops: int) -> float:

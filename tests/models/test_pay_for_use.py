@@ -1,7 +1,7 @@
 """Plain models pay only for what they use: no function of a feature's files runs in their calls.
 
-A second call for each feature shows that its files do run where it is configured, so that the first finding is
-not empty.
+A second call for each feature shows that its files do run where it is configured, so that the first finding
+is not empty.
 """
 
 import sys
@@ -55,7 +55,9 @@ def generated(cache: str | None = None, **options: Any) -> Callable[[], object]:
     return lambda: built.generate(IDS, max_new_tokens=12, cache=cache)
 
 
-def read(mask: torch.Tensor | None = None, preset: str = "encoder-tiny", **options: Any) -> Callable[[], object]:
+def read(
+    mask: torch.Tensor | None = None, preset: str = "encoder-tiny", **options: Any
+) -> Callable[[], object]:
     built = model(preset, **options).eval()
     return torch.no_grad()(lambda: built(IDS, attention_mask=mask))
 
@@ -78,7 +80,7 @@ PLAIN: dict[str, Callable[[], Callable[[], object]]] = {
 PADDED = torch.ones(2, 12).index_fill(1, torch.arange(3, 12), 0)
 
 FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
-    "memories": ("nn/memory/", lambda: trained(memory="recurrent", position="transformer_xl")),
+    "memories": ("nn/memory/", lambda: generated(memory="recurrent", position="transformer_xl")),
     "depth": ("nn/depth/act.py", lambda: trained(depth="act")),
     "features of layers": ("nn/stack/feature_layer.py", lambda: trained(value_residual=True)),
     "features of attention": ("nn/stack/feature_attention.py", lambda: trained(output_gate=True)),
@@ -87,10 +89,13 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         lambda: read(attention=SPARSE, global_projections=True),
     ),
     "latents": ("nn/stack/latent.py", lambda: trained(latent={})),
-    "policies of caches": ("nn/cache/", lambda: generated("snapkv(budget=4)")),
-    "convolutions": ("nn/stack/convolution.py", lambda: read(preset="deberta-v2-tiny")),
+    "policies of caches": ("nn/cache/", lambda: generated("h2o(budget=4)")),
+    "convolutions": ("nn/stack/convolution.py", lambda: read(block="post", convolution={})),
     "reversible layers": ("nn/stack/reversible.py", lambda: trained(block="reversible")),
-    "adaptive embeddings": ("nn/stack/adaptive_embedding.py", lambda: read(preset="transformer-xl-tiny")),
+    "adaptive embeddings": (
+        "nn/stack/adaptive_embedding.py",
+        lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),
+    ),
     "experts": ("nn/feedforward/experts/", lambda: trained(feedforward="experts")),
     "padding": ("core/sequence/unpadding.py", lambda: read(PADDED)),
     "terms by distance": ("attention/functional/relative.py", lambda: trained(position="alibi")),
