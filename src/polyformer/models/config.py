@@ -61,6 +61,14 @@ class ModelConfig(ConfigWithImports):
         check_sizes(self)
         if self.encoder is None and self.decoder is None:
             raise InputError("encoder, decoder: expected at least one of them")
+        self._check_cross_attention()
+        if self.encoder is not None:
+            self._check_encoder(self.encoder)
+        if self.decoder is not None:
+            self._check_decoder(self.decoder)
+
+    def _check_cross_attention(self) -> None:
+        """Raise `InputError` for a pattern without a source, and for an encoder that no decoder reads."""
         if self.cross_attention is not None:
             if self.encoder is None or self.decoder is None:
                 raise InputError(
@@ -76,34 +84,35 @@ class ModelConfig(ConfigWithImports):
                     f"encoder.block: a decoder reads vectors of hidden_size {self.hidden_size}, but this "
                     f"block returns {width}; set its join to 'mean'"
                 )
-        if self.encoder is not None:
-            for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-                if stack is not None and not isinstance(stack.memory, NoMemoryConfig):
-                    raise InputError(
-                        f"{name}.memory: only a decoder-only model can have one; set it to 'none'"
-                    )
-        if self.encoder is not None and not self.encoder.depth.encoder:
+
+    def _check_encoder(self, encoder: StackConfig) -> None:
+        """Raise `InputError` for parts that a model with an encoder cannot have."""
+        for name, stack in (("encoder", encoder), ("decoder", self.decoder)):
+            if stack is not None and not isinstance(stack.memory, NoMemoryConfig):
+                raise InputError(f"{name}.memory: only a decoder-only model can have one; set it to 'none'")
+        if not encoder.depth.encoder:
             raise InputError(
-                f"encoder.depth: {quote(self.encoder.depth.kind)} is only for decoders; use 'act' or 'fixed'"
+                f"encoder.depth: {quote(encoder.depth.kind)} is only for decoders; use 'act' or 'fixed'"
             )
-        if self.encoder is not None and self.head.reruns_last_layer:
-            again = f"head {quote(self.head.kind)} runs the last layer again"
-            if not self.encoder.norm.tokenwise:
-                norm = quote(self.encoder.norm.kind)
-                raise InputError(
-                    f"encoder.norm: {again}, and {norm} would count its tokens twice; use 'layer'"
-                )
-            if self.encoder.block.reversible:
-                raise InputError(
-                    f"encoder.block: {again}, which the two streams of 'reversible' do not allow; use 'pre'"
-                )
-        if self.decoder is not None:
-            self.decoder.attention.mechanism.require("causal")
-            if not self.head.causal:
-                raise InputError(
-                    f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "
-                    f"cannot; use it with an encoder-only model"
-                )
+        if not self.head.reruns_last_layer:
+            return
+        again = f"head {quote(self.head.kind)} runs the last layer again"
+        if not encoder.norm.tokenwise:
+            norm = quote(encoder.norm.kind)
+            raise InputError(f"encoder.norm: {again}, and {norm} would count its tokens twice; use 'layer'")
+        if encoder.block.reversible:
+            raise InputError(
+                f"encoder.block: {again}, which the two streams of 'reversible' do not allow; use 'pre'"
+            )
+
+    def _check_decoder(self, decoder: StackConfig) -> None:
+        """Raise `InputError` for a mechanism that sees later tokens, and for a head of encoders."""
+        decoder.attention.mechanism.require("causal")
+        if not self.head.causal:
+            raise InputError(
+                f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "
+                f"cannot; use it with an encoder-only model"
+            )
 
     def cross(self) -> AttentionConfig | None:
         """Return the attention of the decoder to the source; None if the model is no encoder-decoder."""

@@ -95,6 +95,12 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
         raise InputError(f"q, k, v: expected a floating dtype, got {q.dtype}")
     if not (q.device == k.device == v.device):
         raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
+    _check_sizes(q, k, v)
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[:3] != v.shape[:3]:
         raise InputError(
             f"k, v: expected the same batch, heads and length, got {tuple(k.shape)}, {tuple(v.shape)}"
@@ -105,8 +111,6 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
         raise InputError(f"q, k: expected a width of 1 or more, got {tuple(q.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise InputError(f"k: expected a number of heads that divides {q.shape[1]}, got {k.shape[1]}")
-    if not 0.0 <= dropout < 1.0:
-        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -97,7 +97,12 @@ def _extension(kind: str, options: Tree, hub: Tree) -> Tree | None:
         if kind == "longrope" and "attention_factor" in options:
             tree["attention_factor"] = options["attention_factor"]
         return tree
-    tree["truncate"] = options.get("truncate", True)
+    return tree | _yarn(options, factor)
+
+
+def _yarn(options: Tree, factor: float) -> Tree:
+    """Return our options of YaRN for theirs, besides the factor."""
+    tree: Tree = {"truncate": options.get("truncate", True)}
     if not isinstance(tree["truncate"], bool):
         raise InputError(f"config.json: truncate is {quote(tree['truncate'])}, expected true or false")
     tree |= {name: options[name] for name in YARN if options.get(name)}

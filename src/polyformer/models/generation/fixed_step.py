@@ -5,7 +5,7 @@ A layer that reads all keys has a cache with a slot for each token of the text. 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,18 +61,8 @@ class FixedStep:
             if reach not in shared:
                 shared[reach] = _fixed_tokens(tokens, state.tokens, parts[0], reach is not None)
             buffers.append(shared[reach])
-        tables = state.source_valid, state.source_pos, state.source_spans, state.source_ids
-        source = [table for table in tables if table is not None]
-        others = [*inputs.values(), *source]
-        for fixed in shared.values():
-            others += [
-                table for table in (fixed.slots, fixed.valid, fixed.pos, fixed.doc) if table is not None
-            ]
-        for layer in state.layers:
-            if layer.cross_attention is not None:
-                others += layer.cross_attention.tensors()
-        unique = [*{id(x): x for x in others}.values()]
-        return cls(tokens, state, last, inputs, stack, buffers, unique, caches)
+        others = _other_tensors(state, inputs, shared.values())
+        return cls(tokens, state, last, inputs, stack, buffers, others, caches)
 
     @property
     def filled(self) -> list[int]:
@@ -119,6 +109,20 @@ class FixedStep:
         return dataclasses.replace(
             self.state, tokens=self.stack.remembered_tokens(tokens, states), layers=states
         )
+
+
+def _other_tensors(
+    state: ModelState, inputs: dict[str, Tensor], buffers: Iterable[FixedTokens]
+) -> list[Tensor]:
+    """Return the tensors of a step besides the caches, each once."""
+    tables = [state.source_valid, state.source_pos, state.source_spans, state.source_ids]
+    for fixed in buffers:
+        tables += fixed.slots, fixed.valid, fixed.pos, fixed.doc
+    others = [*inputs.values(), *(table for table in tables if table is not None)]
+    for layer in state.layers:
+        if layer.cross_attention is not None:
+            others += layer.cross_attention.tensors()
+    return [*{id(x): x for x in others}.values()]
 
 
 def _has_only_caches(state: ModelState) -> bool:

@@ -32,6 +32,14 @@ def _setting_paths() -> dict[str, tuple[str, ...]]:
 SETTING_PATHS = _setting_paths()
 
 
+def _check_names(named: Mapping[str, Any]) -> None:
+    for name, value in named.items():
+        if name not in SETTING_PATHS:
+            raise unknown("argument or setting of generate", name, {*SETTING_PATHS, *HUB_NAMES})
+        if isinstance(value, Tensor):
+            raise InputError(f"{name}: expected a plain value, got {quote(value)}; use .tolist()")
+
+
 def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
     """Return `config` with `settings` by name, with this library's or transformers' names.
 
@@ -44,11 +52,7 @@ def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> Gene
     alpha = named.get("penalty_alpha", config.contrastive.penalty_alpha)
     if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as in transformers
         named["candidates"] = named.pop("top_k")
-    for name in named:
-        if name not in SETTING_PATHS:
-            raise unknown("argument or setting of generate", name, {*SETTING_PATHS, *HUB_NAMES})
-        if isinstance(named[name], Tensor):
-            raise InputError(f"{name}: expected a plain value, got {quote(named[name])}; use .tolist()")
+    _check_names(named)
     for name, off in (("do_sample", False), ("num_beams", 1), ("penalty_alpha", 0)):
         if name in named and named[name] == off:
             tree[SETTING_PATHS[name][0]] = {}

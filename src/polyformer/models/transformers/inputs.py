@@ -117,17 +117,8 @@ def resolve_text_inputs(arguments: Arguments, model: Transformer, pad: int | Non
     ids = arguments.get("input_ids", arguments.get("inputs_embeds"))
     if ids is None:  # the source is encoded already
         return
-    if "lengths" in arguments:
-        if "attention_mask" in arguments:
-            raise InputError("lengths: attention_mask determines the same; leave one of them out")
-        lengths = arguments.pop("lengths")
-        arguments["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
     origin = model.config.origin
-    if origin is not None and origin.model_type in FIND_PADDING and "attention_mask" not in arguments:
-        pads = None if pad is None else arguments.get("input_ids", ids) == pad
-        if pads is not None and ids.dim() == 2 and bool(pads.any()):
-            places = torch.arange(ids.shape[1], device=ids.device)
-            arguments["attention_mask"] = places < (~pads).sum(1, keepdim=True)
+    _resolve_mask(arguments, ids, pad, origin is not None and origin.model_type in FIND_PADDING)
     if origin is not None and origin.model_type in OFFSET and "position_ids" in arguments:
         arguments["position_ids"] = _positions_from_0(
             arguments["position_ids"], (pad or 0) + 1, arguments.get("attention_mask")
@@ -145,6 +136,21 @@ def resolve_text_inputs(arguments: Arguments, model: Transformer, pad: int | Non
     if marks is not None and not bool(marks.any()) and not _reads_global_tokens(model):
         del arguments["global_attention_mask"]
     _resolve_token_types(arguments, model)  # last, since it may replace the ids by their embeddings
+
+
+def _resolve_mask(arguments: Arguments, ids: Tensor, pad: int | None, find_padding: bool) -> None:
+    """Add the attention mask of `lengths`, or for some families that of the padding in the ids."""
+    if "lengths" in arguments:
+        if "attention_mask" in arguments:
+            raise InputError("lengths: attention_mask determines the same; leave one of them out")
+        lengths = arguments.pop("lengths")
+        arguments["attention_mask"] = torch.arange(ids.shape[1], device=lengths.device) < lengths[:, None]
+    if not find_padding or "attention_mask" in arguments or pad is None or ids.dim() != 2:
+        return
+    pads = arguments.get("input_ids", ids) == pad
+    if bool(pads.any()):
+        places = torch.arange(ids.shape[1], device=ids.device)
+        arguments["attention_mask"] = places < (~pads).sum(1, keepdim=True)
 
 
 def _resolve_token_types(arguments: Arguments, model: Transformer) -> None:

@@ -54,17 +54,24 @@ def refuses(request: Request) -> str | None:
         return "torch's function does not return the log-sum-exp"
     if forward_ad._current_level >= 0:
         return "torch's kernels have no forward differentiation"
-    batch, heads, queries, width = request.q.shape
-    pairs, cuda = queries * request.context.kv_len, request.q.device.type == "cuda"
-    if batch * heads * pairs == 0:
+    scores = request.pairs
+    if scores == 0:
         return "there is nothing to attend to"
-    dense = request.q.dtype == torch.float64 if cuda else width != request.v.shape[3]
-    if dense and batch * heads * pairs > DENSE_LIMIT:
+    q, v = request.q, request.v
+    dense = q.dtype == torch.float64 if q.is_cuda else q.shape[3] != v.shape[3]
+    if dense and scores > DENSE_LIMIT:
         return "torch has no fused kernel for this width or type and would compute all scores at once"
-    if request.dropout > 0 and request.q.device.type == "cpu" and batch * heads * pairs > DROPOUT_LIMIT:
+    if request.dropout > 0 and q.is_cpu and scores > DROPOUT_LIMIT:
         return "torch has no fused kernel for dropout here and draws its numbers slowly"
-    if (pattern := request.pattern) is None or _plain(request) is not None:
-        return None
+    return None if request.pattern is None or _plain(request) is not None else _refuses_mask(request)
+
+
+def _refuses_mask(request: Request) -> str | None:
+    """Return why this backend cannot mask the pattern of a request, or why others compute less, or None."""
+    pattern = request.pattern
+    assert pattern is not None
+    batch, heads, queries, width = request.q.shape
+    pairs, cuda = queries * request.context.kv_len, request.q.is_cuda
     # On a CPU, masks that differ by head cost more than a call for each pattern.
     masks = batch * (heads if not cuda and pattern.head_pattern(0) != pattern else 1)
     if masks * pairs > (limit := _mask_limit(request)):

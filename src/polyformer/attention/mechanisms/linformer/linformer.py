@@ -80,10 +80,15 @@ class LinformerConfig(MechanismConfig):
             raise unknown("sharing", self.sharing, SHARING)
         if self.projection not in PROJECTIONS:
             raise unknown("projection", self.projection, PROJECTIONS)
-        ranks = [k for layer in self.layers for k in layer]
         if not self.layers or not all(self.layers):
             raise InputError(f"k: expected a number for each layer or head, got {quote(self.k)}")
-        for k in ranks:
+        self._check_rows()
+        if self.projection not in ("mean", "max"):
+            self._check_shared()
+
+    def _check_rows(self) -> None:
+        """Raise `InputError` for numbers of rows that the projection cannot have."""
+        for k in (k for layer in self.layers for k in layer):
             if not 1 <= k <= self.max_length:
                 raise InputError(f"k: expected 1 to max_length {self.max_length} rows, got {k}")
             if self.projection != "linear" and self.max_length % k:
@@ -91,13 +96,14 @@ class LinformerConfig(MechanismConfig):
                     f"k: {quote(self.projection)} takes windows of max_length / k positions, expected a "
                     f"divisor of {self.max_length}, got {k}"
                 )
-        if self.projection in ("mean", "max"):
-            return
+
+    def _check_shared(self) -> None:
+        """Raise `InputError` for different numbers of rows of a shared projection."""
         if self.sharing != "none" and any(len(set(layer)) > 1 for layer in self.layers):
             raise InputError(
                 f"k: heads that share a projection have one k, got {quote(self.k)}; use sharing 'none'"
             )
-        if self.sharing == "layer" and len(set(ranks)) > 1:
+        if self.sharing == "layer" and len({k for layer in self.layers for k in layer}) > 1:
             raise InputError(
                 f"k: layers that share a projection have one k, got {quote(self.k)}; use another sharing"
             )

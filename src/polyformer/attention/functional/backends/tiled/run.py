@@ -195,18 +195,8 @@ class _TiledAttention(torch.autograd.Function):
         """Return the gradients of all inputs, by `row_backward`."""
         saved = ctx.saved_tensors
         (q, k, v), (out, peak, total), extra = map(at_least_float32, saved[:3]), saved[3:6], saved[6:]
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
         call: _Call = ctx.call
-        grad_out = at_least_float32(grad_out)
-        # shift_i of `row_backward`: all paths through the denominator.
-        shift = (grad_out * out).sum(-1)
-        shift = shift if grad_lse is None else shift - grad_lse
-        # A query without keys has a sum of 0: its masked scores give weights of 0, not NaN.
-        empty = total == 0
-        total = total.masked_fill(empty, 1)
-        shift = shift.unsqueeze(-1).masked_fill(empty, 0)
-        rows = grad_out / total, shift / total, peak.masked_fill(empty, 0)
+        rows = _row_values(grad_out, grad_lse, out, peak, total)
         grad_q = q.new_zeros(q.shape)
         grad_k, grad_v = _columns(k), _columns(v)
         distances = grad_distances = None
@@ -239,16 +229,35 @@ class _TiledAttention(torch.autograd.Function):
                     terms.finish()
             return grad_tables
 
-        grad_tables, *others = call.parallel_map(work)
-        # Every thread summed the gradients of captured tables separately.
-        for other in others:
-            for total, more in zip(grad_tables, other):
-                total += more
+        grad_tables = _sum_of_threads(call.parallel_map(work))
         scale, grad_extra = call.request.scale, []
         if distances is not None and grad_distances is not None:
             grad_extra = grad_distances.scaled(scale, distances)
         own = (grad_q.mul_(scale), grad_k.mul_(scale).mT, grad_v.mT)
         return None, *(x.to(out.dtype) for x in own), *grad_extra, *grad_tables
+
+
+def _sum_of_threads(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the gradients of captured tables, which every thread summed separately."""
+    for other in parts[1:]:
+        for total, more in zip(parts[0], other):
+            total += more
+    return parts[0]
+
+
+def _row_values(
+    grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, peak: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `row_backward` reads of each query: gradient and shift over `total`, and the peak."""
+    grad_out = at_least_float32(torch.zeros_like(out) if grad_out is None else grad_out)
+    # shift_i of `row_backward`: all paths through the denominator.
+    shift = (grad_out * out).sum(-1)
+    shift = shift if grad_lse is None else shift - grad_lse
+    # A query without keys has a sum of 0: its masked scores give weights of 0, not NaN.
+    empty = total == 0
+    total = total.masked_fill(empty, 1)
+    shift = shift.unsqueeze(-1).masked_fill(empty, 0)
+    return grad_out / total, shift / total, peak.masked_fill(empty, 0)
 
 
 def _columns(x: Tensor) -> Tensor:
