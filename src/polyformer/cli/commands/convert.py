@@ -128,6 +128,7 @@ def run(options: ConvertOptions) -> None:
     """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
     from polyformer.cli.commands.before_after import check_evaluation, show_evaluation
     from polyformer.cli.commands.convert_training import fit, learn_attention
+    from polyformer.cli.commands.run_settings import settings_of_run
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
@@ -176,25 +177,6 @@ def run(options: ConvertOptions) -> None:
         print(f"no tokenizer written: {error}")
     if options.evaluate is not None:
         show_evaluation(options, before, model)
-
-
-def settings_of_run(folder: str, config: Any) -> dict[str, Any] | None:
-    """Return the generation settings of a run that translates or summarizes, with the special tokens of the
-    model's `config`; None for other models.
-    """
-    from polyformer.models.architectures.training_record import RECIPE
-    from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks import SequenceToSequence
-
-    if not (checked_path(folder) / RECIPE).is_file():
-        return None
-    run = Run.open(folder)
-    if not issubclass(run.recipe.task.task, SequenceToSequence):
-        return None
-    tokens = config.special.eos, config.special.pad, config.special.bos
-    names = "eos_token_id", "pad_token_id", "decoder_start_token_id"
-    special = {name: token for name, token in zip(names, tokens) if token is not None}
-    return {**special, **run.task_of(SequenceToSequence).generation_settings()}
 
 
 def _save(model: Any, folder: Path, format: str) -> None:

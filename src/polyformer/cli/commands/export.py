@@ -1,6 +1,7 @@
 """Export a model as a graph for other runtimes: an ONNX file, or a file for torch.export.
 
-The graph takes any number of texts and tokens. A decoder has its KV cache as input and output; an encoder
+The graph takes any number of texts and tokens. A decoder has its KV cache as input and output; an
+encoder-decoder has a graph that reads the source, and one that writes the target with a cache; an encoder
 computes windows, global tokens and BigBird's blocks in time proportional to the length. Prints how each layer
 computes attention.
 """
@@ -16,6 +17,7 @@ from polyformer.core.ranges import PositiveInt
 EXAMPLES = """examples:
   polyformer export gpt2-dir gpt2-onnx
   polyformer export model.gguf smollm2-onnx
+  polyformer export translator-run translator-onnx
   polyformer export bert-dir bert-graph --format torch
   polyformer export classifier-dir out --head classify
 """
@@ -35,9 +37,13 @@ class ExportOptions:
         output="folder",
     )
     format: Literal["onnx", "torch"] = option(
-        "onnx: model.onnx; torch: model.pt2, for torch.export.load (default: onnx)", "onnx"
+        "onnx: model.onnx, or encoder_model.onnx and decoder_with_past_model.onnx of an encoder-decoder; "
+        "torch: the same with .pt2, for torch.export.load (default: onnx)",
+        "onnx",
     )
-    no_cache: bool = option("export a decoder without a cache, to read whole texts", False)
+    no_cache: bool = option(
+        "export a decoder, or an encoder-decoder as one graph, without a cache, to read whole texts", False
+    )
     max_tokens: PositiveInt | None = option(
         "most tokens of a text (default: the model's positions)", metavar="N"
     )
@@ -47,6 +53,7 @@ class ExportOptions:
 
 def run(options: ExportOptions) -> None:
     """Write the graph and the tokenizer."""
+    from polyformer.cli.commands.run_settings import settings_of_run
     from polyformer.data.tokenizer_loading import load_tokenizer
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.models.config import longest_text
@@ -54,6 +61,8 @@ def run(options: ExportOptions) -> None:
     from polyformer.models.export.description import write_description
 
     model = from_pretrained(options.model, options.head)
+    if model.generation is None:
+        model.generation = settings_of_run(options.model, model.config)
     bounds = {"max_tokens": options.max_tokens, "max_rows": options.max_rows}
     exported = export_model(model, options.out, options.format, cache=not options.no_cache, **bounds)
     print(exported)

@@ -272,9 +272,9 @@ class Transformer(PretrainedMixin):
                 "special.bos: an encoder-decoder needs a start token for its output; set it in the config"
             )
         start, pad = self.config.special.bos, self.config.special.pad or 0
-        later = torch.cat(
-            [ids.new_full((len(ids), 1), start), ids[:, :-1].masked_fill(ids[:, :-1] == -100, pad)], 1
-        )
+        # Without slices of a length less one, which an exported graph could not have for every length.
+        first = torch.arange(ids.shape[1], device=ids.device) == 0
+        later = ids.masked_fill(ids == -100, pad).roll(1, 1).masked_fill(first, start)
         # With padding on the left, the start token belongs at the first real token of each row.
         return later if mask is None else later.masked_fill((mask.cumsum(1) == 1) & (mask != 0), start)
 

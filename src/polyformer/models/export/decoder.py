@@ -48,6 +48,7 @@ class DecoderGraph(nn.Module):
         self.cache_shape = attention.config.kv_heads, attention.head_size
         layers, kinds = range(len(model.decoder.sequence)), ("key", "value")
         caches = [f"{layer}.{kind}" for layer in layers for kind in kinds]
+        self.layers = tuple(map(str, layers))
         self.inputs = "input_ids", "attention_mask", *(f"past_key_values.{cache}" for cache in caches)
         self.outputs = "logits", *(f"present.{cache}" for cache in caches)
 
@@ -94,6 +95,8 @@ def check_decoder(model: Transformer) -> None:
         reason = f"the mechanism {quote(stack.mechanism.kind)} has no cache"
     elif stack.sequence[0].attention.config.latent is not None:
         reason = "latent attention caches latents instead of keys and values"
+    elif stack.aligns_source:
+        reason = "its cross-attention compares positions of both texts"
     elif not all(map(_has_only_cache, stack.new_states(0))):
         reason = "its layers have another state"
     if reason is not None:

@@ -16,12 +16,15 @@ from polyformer.core.optional_packages import needs_extra
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.export.decoder import DecoderGraph
+from polyformer.models.export.encoder_decoder import SourceGraph, TargetGraph
+from polyformer.models.export.pair import PairGraph
 from polyformer.models.export.text import TextGraph
 
 UNLIMITED = 1 << 20
 """The most tokens of a text in the graph of a model that reads texts of any length."""
 
 Format = Literal["onnx", "torch"]
+Graph = DecoderGraph | PairGraph | SourceGraph | TargetGraph | TextGraph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +32,8 @@ class ExportedModel:
     """A model in the file of a graph.
 
     inputs, outputs: their names, in order. longest: the most tokens of a text. plans: how each layer computes
-    attention, with the reasons against computing it in blocks. program: what `torch.export.export` returns.
+    attention, with the reasons against computing it in blocks. layers: the layer of each plan. program: what
+    `torch.export.export` returns. decoder: the second graph of an encoder-decoder with a cache.
     """
 
     file: Path
@@ -37,15 +41,18 @@ class ExportedModel:
     outputs: tuple[str, ...]
     longest: int
     plans: tuple[str, ...]
+    layers: tuple[str, ...]
     program: ExportedProgram = dataclasses.field(repr=False)
+    decoder: "ExportedModel | None" = None
 
     def __str__(self) -> str:
         """Return a description of several lines; layers with equal plans share a line."""
         layers: dict[str, list[str]] = {}
-        for layer, plan in enumerate(self.plans):
-            layers.setdefault(plan, []).append(str(layer))
+        for layer, plan in zip(self.layers, self.plans):
+            layers.setdefault(plan, []).append(layer)
         attention = (f"attention of layers {', '.join(own)}: {plan}" for plan, own in layers.items())
-        return "\n".join([f"{self.file}: texts of up to {self.longest:,} tokens", *attention])
+        decoder = [] if self.decoder is None else [str(self.decoder)]
+        return "\n".join([f"{self.file}: texts of up to {self.longest:,} tokens", *attention, *decoder])
 
 
 def export_model(
@@ -57,7 +64,7 @@ def export_model(
     max_tokens: int | None = None,
     max_rows: int | None = None,
 ) -> ExportedModel:
-    """Write an encoder or a decoder as a graph for any number of rows and tokens to `folder`.
+    """Write a model of texts as a graph for any number of rows and tokens to `folder`.
 
     The file is model.onnx (for weights of over 2 GB with model.onnx.data) or, for `torch.export.load`,
     model.pt2. Inputs are `input_ids` and `attention_mask` [B, T] (and `token_type_ids`, if there are several
@@ -67,52 +74,89 @@ def export_model(
     [B, Hkv, P, D] of each layer L for P >= 0 earlier tokens, and `present.L.key` and `.value` [B, Hkv, P + T,
     D] for the next call. The mask [B, P + T] covers both; padding may be on either side.
 
-    cache: whether a decoder has a cache; without it it reads whole texts. max_tokens: the most tokens of a
-    text, by default the model's positions. max_rows: the most rows, by default any number. Runtimes that plan
-    memory ahead, such as ExecuTorch, need both bounds.
+    An encoder-decoder has two files, with optimum's names. encoder_model reads the source [B, S] once, and
+    also returns `present.L.encoder.key` and `.value` [B, Hkv, S, D]. decoder_with_past_model reads the next
+    `input_ids` [B, T] of the target, `encoder_attention_mask` [B, S], and `past_key_values.L.decoder.key`,
+    ..., `past_key_values.L.encoder.value`; it returns `logits` and `present.L.decoder.key` and `.value`.
+
+    cache: whether a decoder has a cache; without it it reads whole texts, and an encoder-decoder is a single
+    graph with `decoder_input_ids` [B, U]. max_tokens: the most tokens of a text, by default the model's
+    positions. max_rows: the most rows, by default any number. Runtimes that plan memory ahead, such as
+    ExecuTorch, need both bounds.
 
     Raises `InputError` for other models, quantized weights, and a decoder with another state than a KV cache.
     """
     if format not in ("onnx", "torch"):
         raise InputError(f"format: expected 'onnx' or 'torch', got {quote(format)}")
-    graph = _graph(model, cache)
-    folder, stack = checked_path(str(folder)), model.encoder or model.decoder
-    assert stack is not None
-    longest = _longest(stack.position.max_positions, max_tokens)
+    graphs = _graphs(model, cache)
+    folder, longest = checked_path(str(folder)), _longest(model, max_tokens)
     if max_rows is not None and max_rows < 1:
         raise InputError(f"max_rows: expected 1 or more, got {max_rows}")
-    example = graph.example(longest)
-    if max_rows == 1:
-        example = tuple(tensor[:1] for tensor in example)
-    with evaluating(model), torch.no_grad(), graph_calls(longest) as calls:
-        program = torch.export.export(
-            graph, example, dynamic_shapes=_sizes(graph.axes(), longest, max_rows), strict=False
-        )
-    file = folder / ("model.onnx" if format == "onnx" else "model.pt2")
     with folder_for_files(folder):
-        if format == "onnx":
-            _write_onnx(program, graph, file)
-        else:
-            atomic_write(file, lambda path: _save(program, path))
-    return ExportedModel(file, graph.inputs, graph.outputs, longest, tuple(calls.plans), program)
+        exported = [
+            _export(graph, folder / name, format, longest, max_rows) for name, graph in graphs.items()
+        ]
+    first, *others = exported
+    return dataclasses.replace(first, decoder=others[0]) if others else first
 
 
-def _graph(model: Transformer, cache: bool) -> DecoderGraph | TextGraph:
-    """Return the module to export."""
-    if not isinstance(model, Transformer) or (model.encoder is not None and model.decoder is not None):
-        kind = "an encoder-decoder" if isinstance(model, Transformer) else type(model).__name__
-        raise InputError(f"model: expected an encoder or a decoder of texts, got {kind}; export its encoder")
+def _graphs(model: Transformer, cache: bool) -> dict[str, Graph]:
+    """Return the modules to export by the names of their files."""
+    if not isinstance(model, Transformer):
+        raise InputError(f"model: expected a Transformer that reads texts, got {type(model).__name__}")
     if model.config.weights is not None:
         raise InputError(
             f"model: expected floating-point weights, got {model.config.weights}; load it with "
             'from_pretrained(..., weights="float32")'
         )
-    return DecoderGraph(model) if cache and model.decoder is not None else TextGraph(model)
+    if model.encoder is not None and model.decoder is not None:
+        if not cache:
+            return {"model": PairGraph(model)}
+        return {"encoder_model": SourceGraph(model), "decoder_with_past_model": TargetGraph(model)}
+    return {"model": DecoderGraph(model) if cache and model.decoder is not None else TextGraph(model)}
 
 
-def _longest(positions: int | None, max_tokens: int | None) -> int:
-    """Return the most tokens of a text, for a model with `positions` positions, or any number."""
-    limit = positions or UNLIMITED
+def _export(graph: Graph, path: Path, format: Format, longest: int, rows: int | None) -> ExportedModel:
+    """Write the graph to a file `path` with the suffix of the format, and return its description."""
+    example = graph.example(longest)
+    if rows == 1:
+        example = tuple(tensor[:1] for tensor in example)
+    sizes = _sizes(graph.axes(), longest, rows)
+    with evaluating(graph.model), torch.no_grad(), graph_calls(longest) as calls:
+        try:
+            program = torch.export.export(graph, example, dynamic_shapes=sizes, strict=False)
+        except RuntimeError as error:
+            raise _without_graph(graph.model, error) from error
+    file = path.with_name(path.name + (".onnx" if format == "onnx" else ".pt2"))
+    if format == "onnx":
+        _write_onnx(program, graph, file)
+    else:
+        atomic_write(file, lambda path: _save(program, path))
+    plans, layers = tuple(calls.plans), graph.layers
+    if len(layers) != len(plans):  # a mechanism may call attention several times, or not at all
+        layers = tuple(map(str, range(len(plans))))
+    return ExportedModel(file, graph.inputs, graph.outputs, longest, plans, layers, program)
+
+
+def _without_graph(model: Transformer, error: RuntimeError) -> InputError:
+    """Return the error for a model that torch cannot export, with the parts that may be the cause."""
+    stacks = {"encoder": model.config.encoder, "decoder": model.config.decoder}
+    parts = [
+        f"{name}.attention {quote(stack.attention.mechanism.kind)}, {name}.depth {quote(stack.depth.kind)}"
+        for name, stack in stacks.items()
+        if stack is not None
+    ]
+    return InputError(
+        f"model: expected operations for texts of any length, got {'; '.join(parts)}, of which torch.export "
+        f"refuses one ({str(error).splitlines()[0]}); use softmax attention, with a pattern for long texts, "
+        "and a fixed depth"
+    )
+
+
+def _longest(model: Transformer, max_tokens: int | None) -> int:
+    """Return the most tokens of a text, or `max_tokens`; the model's positions may limit them."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    limit = min(stack.position.max_positions or UNLIMITED for stack in stacks)
     if max_tokens is not None and not 1 <= max_tokens <= limit:
         raise InputError(f"max_tokens: expected 1 to {limit:,}, the model's limit, got {max_tokens:,}")
     return limit if max_tokens is None else max_tokens
@@ -122,7 +166,7 @@ def _sizes(axes: Any, longest: int, rows: int | None) -> Any:
     """Return `axes` with the sizes of the named axes."""
     dims = {
         "batch": Dim.STATIC if rows == 1 else Dim("batch", min=1, max=rows),
-        "length": Dim("length", min=1, max=longest),
+        **{name: Dim(name, min=1, max=longest) for name in ("length", "source")},
         "past": Dim("past", min=0, max=longest),
         "total": Dim("total", min=1, max=2 * longest),
     }
@@ -139,7 +183,7 @@ def _save(program: ExportedProgram, path: Path) -> None:
         torch.export.save(program, file)
 
 
-def _write_onnx(program: ExportedProgram, graph: DecoderGraph | TextGraph, file: Path) -> None:
+def _write_onnx(program: ExportedProgram, graph: Graph, file: Path) -> None:
     """Convert the program to ONNX, and write it."""
     with needs_extra("onnx", "format 'onnx': needs the packages onnx and onnxscript", "or format 'torch'"):
         import onnxscript  # noqa: F401 - torch's error for a missing package names no extra

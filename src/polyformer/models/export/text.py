@@ -18,6 +18,9 @@ class TextGraph(nn.Module):
     def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
+        stack = model.encoder or model.decoder
+        assert stack is not None
+        self.layers = tuple(map(str, range(len(stack.sequence))))
         types = ["token_type_ids"] if model.config.embedding.type_vocab_size > 1 else []
         self.inputs = "input_ids", "attention_mask", *types
         predictions = ["logits", "sentence_logits"] if model.head.predicts_sentence else ["logits"]
