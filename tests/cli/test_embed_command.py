@@ -1,5 +1,6 @@
 """`polyformer embed`: vectors of one text at a time, of several processes, after a kill; what it refuses."""
 
+import io
 import json
 import os
 import signal
@@ -194,11 +195,15 @@ def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("MODEL", "FILE is missing"),
+        ("MODEL", "--out is missing"),
         ("MODEL a.txt", "--out is missing"),
         ("nowhere a.txt --out v", "nowhere: no such directory"),
         ("MODEL a.txt --out v --unnormalized", "--unnormalized: requires --pooling"),
         ("MODEL nowhere.txt --out v", "nowhere.txt: no such file"),
+        ("MODEL a.txt --out v --file a.txt", "--file: not available with FILE"),
+        ("MODEL a.txt --out v --lines", "--lines: not available with FILE"),
+        ("MODEL --file a.txt --out v --column body", "--column: requires FILE"),
+        ("MODEL --file none.txt --out v", "--file: none.txt"),
         ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more, got 0"),
     ],
 )
@@ -210,6 +215,49 @@ def test_what_the_command_refuses(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_file_is_one_text_or_a_text_per_line(
+    sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = TEXTS[:3]
+    content = "\n".join(texts) + "\n"
+    (tmp_path / "texts.txt").write_text(content)
+    monkeypatch.chdir(tmp_path)
+
+    def embedded(*words: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(content))
+        out = f"{len(list(tmp_path.iterdir()))}.parquet"
+        assert main(["embed", *words, "--out", out, "--with-text", str(sentence)]) == 0
+        table = parquet.read_table(out)
+        assert table["id"].to_pylist() == [*range(len(table))]
+        expected = Encoder(sentence, CPU).vectors(table["text"].to_pylist())[0]
+        assert np.abs(vectors_of(Path(out)) - expected.numpy()).max() < 1e-5
+        return table["text"].to_pylist()
+
+    for file in ("texts.txt", "-"):
+        assert embedded("--file", file) == [content.rstrip()]
+        assert embedded("--file", file, "--lines") == texts
+    assert embedded("--lines") == embedded() == texts
+    capsys.readouterr()
+    assert main(["embed", str(sentence), "good film?", "--out", "v"]) == 2
+    assert "FILE: expected the name of a file, got a text, 'good film?'" in capsys.readouterr().err
+
+
+def test_other_texts_of_standard_input_are_not_mixed_in(
+    sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["embed", str(sentence), "--lines", "--out", str(tmp_path / "vectors")]
+    for text, status in (("a\n", 0), ("a\n", 0), ("b\n", 2)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        assert main(words) == status
+    assert "started with another texts" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main([*words[:-1], str(tmp_path / "none")]) == 2
+    assert "standard input: empty; there is no text to embed" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*words[:-1], str(tmp_path / "none")]) == 2
+    assert "several processes cannot share standard input" in capsys.readouterr().err
 
 
 def test_processes_that_never_meet_write_what_one_does(sentence: Path, lines: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_texts_stay_texts():
     assert parse("generate", generate, ["run", "--prompt", "{a: 1}"]).prompt == ("{a: 1}",)
     assert parse("generate", generate, ["run", "--prompt", "null", "--seed", "1"]).prompt == ("null",)
     assert parse("translate", translate, ["run"]).text == ()
-    assert parse("generate", generate, ["run"]).prompt == ("",)
+    assert parse("generate", generate, ["run"]).prompt == ()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,20 @@ def test_options_come_before_between_and_after_texts(words: list[str]):
     options = parse("translate", translate, words)
     assert (options.run, options.text) == ("run", ("a b", "c"))
     assert (options.source_language, options.num_beams) == ("en", 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "a b", "c", "--seed", "3", "--compile"],
+        ["run", "--seed", "3", "a b", "--compile", "c"],
+        ["--compile", "--seed", "3", "run", "a b", "c"],
+    ],
+)
+def test_prompts_are_arguments_among_options(words: list[str]):
+    options = parse("generate", generate, words)
+    assert (options.run, options.text, options.prompt) == ("run", ("a b", "c"), ())
+    assert (options.seed, options.compile) == (3, True)
 
 
 def test_an_option_of_several_values_ends_at_the_next_option():

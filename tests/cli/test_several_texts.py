@@ -92,9 +92,10 @@ def test_a_file_is_continued(
     each = output("generate", run, "--prompt", "line 1", "a small", *words)
     assert output("generate", run, "--file", file, "--lines", *words) == each
     assert "--prompt: expected a text, got the name of a file" in complaint("generate", run, "--prompt", file)
-    assert "--file: not available with --prompt" in complaint(
-        "generate", run, "--prompt", "a", "--file", file
-    )
+    assert "TEXT: expected a text, got the name of a file" in complaint("generate", run, *words, file)
+    assert "--prompt: not available with texts" in complaint("generate", run, "a", "--prompt", "b")
+    for texts, name in ((["a"], "texts as arguments"), (["--prompt", "a"], "--prompt")):
+        assert f"--file: not available with {name}" in complaint("generate", run, *texts, "--file", file)
     assert "--lines: requires --file" in complaint("generate", run, "--lines")
     assert "--file: " in complaint("generate", run, "--file", tmp_path / "none.txt")
 
@@ -109,6 +110,7 @@ def test_prompts_are_continued_in_order(train_tiny: Trained, output: Callable[..
     run, words = train_tiny("lm"), ["--max-new-tokens", 6, "--temperature", 0.9, "--seed", 3]
     texts = [output("generate", run, "--prompt", prompt, *words) for prompt in ("line 1", "a small")]
     assert output("generate", run, "--prompt", "line 1", "a small", *words) == "\n".join(texts)
+    assert output("generate", *words, run, "line 1", "a small") == "\n".join(texts)
     beams = output("generate", run, "--prompt", "line", "a", "--num-beams", 2, "--max-new-tokens", 3)
     assert [text.split()[0][:1] for text in beams.split("\n\n")] == ["l", "a"]
 
@@ -134,5 +136,5 @@ def test_a_byte_order_mark_is_no_part_of_the_first_text(monkeypatch):
 
 
 def test_a_word_too_many_is_explained(train_tiny: Trained, complaint: Callable[..., str]):
-    error = complaint("generate", train_tiny("lm"), "texts")
-    assert "unexpected 'texts': expected RUN and options (see polyformer generate --help)" in error
+    error = complaint("evaluate", train_tiny("lm"), "texts")
+    assert "unexpected 'texts': expected RUN and options (see polyformer evaluate --help)" in error

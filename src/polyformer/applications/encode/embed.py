@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from polyformer.applications.encode.encoder import Encoder
 from polyformer.applications.encode.parts import Dtype, Parts, id_column, vector_column
-from polyformer.applications.encode.texts import Texts
+from polyformer.applications.encode.texts import TextList, Texts
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.training.lock import LOCK, sole_writer
@@ -51,7 +51,7 @@ class EmbedProgress:
 
 def embed(
     encoder: Encoder,
-    texts: Texts,
+    texts: Texts | TextList,
     out: Path,
     form: OutputFormat = OutputFormat(),
     *,
@@ -95,7 +95,7 @@ def embed(
                 report(progress)
                 reported = time.monotonic()
         if number < 0:
-            raise InputError(f"{', '.join(texts.files)}: empty; there is no text to embed")
+            raise InputError(f"{texts.name}: empty; there is no text to embed")
         progress.complete = parts.finish(number + 1)
     return progress
 

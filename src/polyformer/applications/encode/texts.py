@@ -1,5 +1,7 @@
-"""The texts of several files in sequence, each with an identifier."""
+"""The texts of several files in sequence, or a list of texts, each with an identifier."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,11 @@ class Texts:
     column: str | None = None
     id: str | None = None
     format: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the texts in messages."""
+        return ", ".join(self.files)
 
     def rows(self) -> Iterator[tuple[int | str, str]]:
         """Yield the id and the text of every row; an `InputError` names the file and the row without them."""
@@ -76,6 +83,26 @@ class Texts:
         if not isinstance(text, str):
             raise InputError(f"{where}: expected a text, got {quote(text)}")
         return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextList:
+    """Texts in memory, numbered from 0, such as those of standard input.
+
+    name: the name of the texts in messages.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+
+    def rows(self) -> Iterator[tuple[int, str]]:
+        """Yield the number of every text and the text."""
+        return iter(enumerate(self.texts))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return plain data that describes the texts: equal for equal texts."""
+        content = json.dumps(self.texts).encode()
+        return {"texts": len(self.texts), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _value(row: Row, column: str, where: str, flag: str) -> Any:

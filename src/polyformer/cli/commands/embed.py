@@ -1,27 +1,33 @@
-"""Embed texts: write one vector per text of FILES to a Parquet file, computed by a sentence encoder.
+"""Embed texts: write one vector per text to a Parquet file, computed by a sentence encoder.
 
-MODEL is a run, a folder of sentence-transformers, or another checkpoint; a model that does not define its
-pooling requires --pooling. The file has the columns id and vector. To resume an interrupted run, repeat the
-same command. Several processes (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write
-the same file. If --out does not end with .parquet, the parts remain separate files in a directory of that
-name.
+The texts are those of FILES, one text (--file), or the lines of standard input. RUN is a run, a folder of
+sentence-transformers, or another checkpoint; a model that does not define its pooling requires --pooling. The
+output has the columns id and vector. To resume an interrupted run, repeat the same command. Several processes
+(torchrun --nproc-per-node N -m polyformer embed ...) share the work and write the same file. If --out does
+not end with .parquet, the parts remain separate files in a directory of that name.
 """
 
+import glob
+import itertools
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.options import Device, argument, device, option
+from polyformer.cli.commands.input_lines import STANDARD_INPUT, input_lines, text_file, text_lines
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
+from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.applications.encode.embed import EmbedProgress
+    from polyformer.applications.encode.texts import TextList, Texts
 
 EXAMPLES = """examples:
   polyformer embed all-MiniLM-L6-v2 notes.txt --out notes.parquet
   polyformer embed all-MiniLM-L6-v2 "reviews/*.jsonl" --column body --id key --with-text --out reviews.parquet
   polyformer embed roberta-base news.csv --pooling mean --dtype float16 --out news.parquet
+  polyformer embed all-MiniLM-L6-v2 --file letter.txt --out letter.parquet     # the whole file is one text
   torchrun --nproc-per-node 8 -m polyformer embed all-MiniLM-L6-v2 wiki.parquet --out vectors/
 """
 
@@ -32,9 +38,13 @@ class EmbedOptions:
 
     model: str = argument("folder of a run or checkpoint", metavar="RUN")
     files: tuple[str, ...] = argument(
-        "text files: .txt (one text per line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns",
-        metavar="FILE",
+        "text files: .txt (one text per line), .jsonl, .csv, .tsv, .parquet, also with .gz; patterns "
+        "(default: every line of standard input)",
+        (),
+        "FILE",
     )
+    file: str | None = text_file("FILE")
+    lines: bool = text_lines()
     out: str | None = option(
         ".parquet file to write, or a directory for its parts", metavar="FILE", output="by name"
     )
@@ -68,9 +78,7 @@ def run(options: EmbedOptions) -> None:
 
     from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
-    from polyformer.applications.encode.texts import Texts
     from polyformer.core import launcher
-    from polyformer.core.errors import InputError
     from polyformer.core.ops.cpu_threads import model_threads
     from polyformer.training.recipes.run import choose_device
 
@@ -88,7 +96,7 @@ def run(options: EmbedOptions) -> None:
     form = OutputFormat(
         dtype=options.dtype, with_text=options.with_text, rows=options.rows, too_long=options.too_long
     )
-    texts = Texts(files=options.files, column=options.column, id=options.id, format=options.format)
+    texts = texts_of(options, world)
     encoder = Encoder(
         Path(options.model),
         place,
@@ -109,6 +117,50 @@ def run(options: EmbedOptions) -> None:
             report=report if rank == 0 else lambda progress: None,
         )
     conclude(progress, options, rank, world)
+
+
+def texts_of(options: EmbedOptions, world: int) -> "Texts | TextList":
+    """Return the texts of FILES, of --file or of standard input, for one of `world` processes."""
+    from polyformer.applications.encode.texts import TextList, Texts
+
+    if options.files:
+        refuse(options, ("file", "lines"), "not available with FILE; leave out one of them")
+        refuse_texts(options.files)
+        return Texts(files=options.files, column=options.column, id=options.id, format=options.format)
+    refuse(options, ("column", "id", "format"), "requires FILE, whose columns or format it names")
+    if options.file is None or options.file == STANDARD_INPUT:
+        check_standard_input(options, world)
+    elif options.lines:
+        return Texts(files=(options.file,), format="lines")  # read lazily, as a file may be large
+    batches = input_lines((), options.file, options.lines)
+    return TextList(name=options.file or "standard input", texts=tuple(itertools.chain(*batches)))
+
+
+def check_standard_input(options: EmbedOptions, world: int) -> None:
+    """Raise `InputError` if standard input is a terminal, or shared by several processes."""
+    if world > 1:
+        raise InputError(
+            "FILE is missing: several processes cannot share standard input; save its texts in a file"
+        )
+    if options.file is None and sys.stdin.isatty():
+        raise InputError(
+            "FILE is missing: name files of texts, --file PATH, or write lines to standard input"
+        )
+
+
+def refuse_texts(files: tuple[str, ...]) -> None:
+    """Raise `InputError` for a text in the place of a file: words that name no file."""
+    from polyformer.data.origins import parallel_files
+    from polyformer.data.remote import is_remote
+
+    for file in files:
+        if len(file.split()) < 2 or is_remote(file) or parallel_files(file):
+            continue
+        if not os.path.exists(file) and not glob.glob(file, recursive=True):
+            raise InputError(
+                f"FILE: expected the name of a file, got a text, {quote(file)}; write the text to standard "
+                "input, with --file -"
+            )
 
 
 def conclude(progress: "EmbedProgress", options: EmbedOptions, rank: int, world: int) -> None:

@@ -1,7 +1,7 @@
 """Continue texts with a trained language model, and print each text while it is generated.
 
-The texts are those of --prompt, or of a file (--file). Several texts are continued independently, in the
-given order, separated by an empty line.
+The texts are arguments, those of --prompt, or a file (--file). Several texts are continued independently, in
+their order, separated by an empty line.
 
 The default is greedy decoding. --temperature, --top-k, --top-p and --seed select sampling; --num-beams
 selects beam search, --num-beam-groups diverse beam search; --penalty-alpha selects contrastive search among
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from polyformer.models.generation import Draft, GenerationConfig, Mixture, Retrieval
 
 EXAMPLES = """examples:
-  polyformer generate runs/demo-1 --prompt "class Stack:" "def push("
+  polyformer generate runs/demo-1 "class Stack:" "def push("
   polyformer generate runs/demo-1 --prompt "def " --temperature 0.8 --top-k 50 --seed 1
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --max-new-tokens 20
   polyformer generate runs/demo-1 --prompt "def " --num-beams 4 --num-beam-groups 2 --diversity-penalty 0.5
@@ -75,12 +75,11 @@ class GenerateOptions:
     run: str = argument(
         "folder of a trained run of the task lm, or of a checkpoint with its tokenizer", metavar="RUN"
     )
-    prompt: tuple[str, ...] = option(
-        "texts to continue, each in quotes (default: an empty text, the beginning of a document)",
-        ("",),
-        "TEXT",
+    text: tuple[str, ...] = argument(
+        "texts to continue, each in quotes (default: an empty text, the beginning of a document)", ()
     )
-    file: str | None = text_file("--prompt")
+    prompt: tuple[str, ...] = option("the same texts as an option, instead of TEXT", (), "TEXT")
+    file: str | None = text_file()
     lines: bool = text_lines()
     max_new_tokens: int | None = option(
         "largest number of tokens to generate (default: as in the checkpoint, else 64)", most=NEW_TOKENS
@@ -320,11 +319,15 @@ def prompts_of(options: GenerateOptions) -> Iterator[str]:
     """Yield the texts to continue; raise `InputError` for a prompt that is the name of a file."""
     if options.file is None:
         refuse(options, ("lines",), "requires --file")
+        if options.text and options.prompt:
+            raise InputError("--prompt: not available with texts as arguments; leave out one of them")
+        refuse_file_names("TEXT", options.text)
         refuse_file_names("--prompt", options.prompt)
-        yield from options.prompt
+        yield from options.text or options.prompt or ("",)
         return
-    if options.prompt != ("",):
-        raise InputError("--file: not available with --prompt; leave out one of them")
+    if options.text or options.prompt:
+        other = "texts as arguments" if options.text else "--prompt"
+        raise InputError(f"--file: not available with {other}; leave out one of them")
     for batch in input_lines((), options.file, options.lines):
         yield from batch
 
