@@ -126,7 +126,7 @@ def test_hostile_text_ends_no_script(explored: Callable[..., dict[str, Any]]):
     [
         (("encoder-tiny",), "text: expected either TEXT or --file FILE"),
         (("encoder-tiny", "  "), "text: expected a text, got only white space"),
-        (("encoder-tiny", "--file", "absent.txt"), "--file: cannot read absent.txt as text"),
+        (("encoder-tiny", "--file", "absent.txt"), "--file: absent.txt: cannot be read"),
         (("encoder-tiny", "a", "--generate", "3"), "generate: an encoder cannot generate"),
         (("decoder-tiny", "a", "--target", "b"), "target: only for encoder-decoder models"),
         (("decoder-tiny", "a", "--generate", "0"), "--generate: expected 1 or more, got 0"),

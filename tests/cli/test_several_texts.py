@@ -135,6 +135,26 @@ def test_a_byte_order_mark_is_no_part_of_the_first_text(monkeypatch):
     assert list(input_lines([])) == [["a text", "\ufeffanother"]]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_standard_input_is_decoded_as_files_are(encoding: str, monkeypatch, tmp_path: Path):
+    (tmp_path / "texts.txt").write_bytes("một phim\r\nhay\n".encode(encoding))
+    for file, lines in (("-", False), ("-", True), (None, True)):
+        with (tmp_path / "texts.txt").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            texts = [*input_lines([], file, lines)]
+            assert texts == [*input_lines([], str(tmp_path / "texts.txt"), lines)]
+            assert texts == [["một phim", "hay"] if lines else ["một phim\r\nhay"]]
+            assert not stdin.closed
+
+
+def test_standard_input_that_is_no_text_is_refused(monkeypatch, tmp_path: Path):
+    (tmp_path / "texts.txt").write_bytes(b"phim hay\ncaf\xe9 \n")
+    with (tmp_path / "texts.txt").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(InputError, match=r"^standard input: not UTF-8 text \(.* 0xe9 at byte 12\); save"):
+            list(input_lines([], lines=True))
+
+
 def test_a_word_too_many_is_explained(train_tiny: Trained, complaint: Callable[..., str]):
     error = complaint("evaluate", train_tiny("lm"), "texts")
     assert "unexpected 'texts': expected RUN and options (see polyformer evaluate --help)" in error

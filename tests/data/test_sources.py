@@ -260,7 +260,11 @@ def test_missing_and_empty_files():
 
 
 def test_damaged_files():
-    refuses("^latin.txt: not UTF-8 text .* iconv$", write("latin.txt", b"caf\xe9 au lait"))
+    refuses("^latin.txt: not UTF-8 text .* iconv -f LATIN1 -t UTF-8$", write("latin.txt", b"caf\xe9 au lait"))
+    write("latin.de", b"caf\xe9\n")
+    write("latin.en", b"coffee\n")
+    for pair in ("latin.{de,en}", "latin.{en,de}"):
+        refuses("^latin.de: not UTF-8 text", pair, ("source", "target"))
     whole = gzip.compress(b"".join(b"%d\n" % number for number in range(9999)))
     Path("cut.txt.gz").write_bytes(whole[:-9])
     refuses("^cut.txt.gz: truncated: the gzip file ends too early; fetch it again$", "cut.txt.gz")

@@ -1,12 +1,16 @@
-"""Opening of plain, gzipped or zstd-compressed files for reading; all problems raise `InputError`."""
+"""Opening of plain, gzipped or zstd-compressed files for reading; all problems raise `InputError`.
 
+Text is UTF-8, or UTF-16 if it begins with a byte order mark, as Excel and Windows write "Unicode text".
+"""
+
+import codecs
 import gzip
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import open_file
@@ -17,6 +21,68 @@ SUFFIXES = (".gz", ".zst")
 """Suffixes of compressed files."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+_UTF_32 = codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE
+_UTF_16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+
+
+class DecodedText(io.TextIOWrapper):
+    """The text of binary input, decoded by its byte order mark, or as UTF-8.
+
+    name: for errors. Raises `InputError` for bytes that are not text in this encoding. Only \\n ends a line:
+    texts contain Unicode's other separators, and parallel files must stay aligned.
+    """
+
+    def __init__(self, binary: io.BufferedReader, name: object):
+        self.source, self.binary = name, binary
+        head = binary.peek(4)
+        _refuse_unmarked(head, name)
+        marked = head.startswith(_UTF_16) and not head.startswith(_UTF_32)
+        super().__init__(binary, encoding="utf-16" if marked else "utf-8-sig", newline="\n")
+
+    def read(self, size: int | None = -1, /) -> str:
+        """Return at most `size` characters, or all."""
+        try:
+            return super().read(size)
+        except UnicodeDecodeError as error:
+            raise self._undecodable(error) from error
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """Return the next line, at most `size` characters of it."""
+        try:
+            return super().readline(size)
+        except UnicodeDecodeError as error:
+            raise self._undecodable(error) from error
+
+    def _undecodable(self, error: UnicodeDecodeError) -> InputError:
+        # The decoder has got all bytes up to the position of the input, and its error holds the last of them.
+        offset = self.binary.tell() - len(error.object) + error.start
+        if self.encoding == "utf-16":
+            return InputError(
+                f"{self.source}: not UTF-16 text, which its byte order mark announces ({error.reason} at "
+                f"byte {offset:,}); save it as UTF-8"
+            )
+        return InputError(
+            f"{self.source}: not UTF-8 text ({error.reason} 0x{error.object[error.start]:02x} at byte "
+            f"{offset:,}); save it as UTF-8, or convert it, for example with iconv -f LATIN1 -t UTF-8"
+        )
+
+
+def _refuse_unmarked(head: bytes, name: object) -> None:
+    """Raise `InputError` if the first bytes are UTF-16 without a byte order mark.
+
+    Half of the bytes of Latin letters are then zero: those at odd places, or those at even places.
+    """
+    zeros = head[0::2].count(0), head[1::2].count(0)
+    one_side = min(zeros) * 4 <= max(zeros) and max(zeros) * 8 >= len(head)
+    if not any(zeros) or not one_side or head.startswith(_UTF_16):
+        return
+    kind = "UTF-16LE" if zeros[1] > zeros[0] else "UTF-16BE"
+    raise InputError(
+        f"{name}: not UTF-8 text (zero at byte {head.index(0):,}, as in UTF-16 without a byte order mark); "
+        f"save it as UTF-8, or convert it with iconv -f {kind} -t UTF-8"
+    )
 
 
 class _Limited(io.RawIOBase):
@@ -38,6 +104,10 @@ class _Limited(io.RawIOBase):
     def readable(self) -> bool:
         """Return True."""
         return True
+
+    def tell(self) -> int:
+        """Return the number of decompressed bytes that were read."""
+        return self.expanded
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill `buffer` with the next decompressed bytes; return their number."""
@@ -66,7 +136,7 @@ def plain_name(name: str) -> str:
 
 
 @contextmanager
-def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
+def opened_bytes(path: Path | Remote) -> Iterator[io.BufferedReader]:
     """Open the bytes of `path`, decompressed if they are gzipped or zstd.
 
     Raises `InputError` if it cannot be read, or if it expands beyond the limit.
@@ -75,7 +145,7 @@ def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
         with path.open() if isinstance(path, Remote) else open_file(path) as raw:
             head = raw.peek(4)[:4]
             kind = "zstd" if head == _ZSTD else "gzip" if head[:2] == _GZIP else None
-            yield cast(BinaryIO, io.BufferedReader(_Limited(raw, path, kind), 2**20)) if kind else raw
+            yield io.BufferedReader(_Limited(raw, path, kind), 2**20) if kind else raw
     except EOFError as error:
         raise InputError(f"{path}: truncated: the gzip file ends too early; fetch it again") from error
     except OSError as error:
@@ -84,18 +154,9 @@ def opened_bytes(path: Path | Remote) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened(path: Path | Remote) -> Iterator[TextIO]:
-    """Open the text of `path`; see `opened_bytes`."""
-    try:
-        # Only \n ends a line: texts contain Unicode's other separators, and parallel files must stay aligned.
-        with (
-            opened_bytes(path) as binary,
-            io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as text,
-        ):
-            yield text
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not UTF-8 text ({error.reason}); convert it, for example with iconv"
-        ) from error
+    """Open the text of `path`; see `opened_bytes` and `DecodedText`."""
+    with opened_bytes(path) as binary, DecodedText(binary, path) as text:
+        yield text
 
 
 def lines_of(file: TextIO, path: Path | Remote) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Readers of files: a generator of rows per format, each row a dict of plain values.
 
-Every reader takes UTF-8 text (image readers take bytes), plain, gzipped or zstd-compressed, keeps a single
-row in memory, and names file and line in errors. `header` names the columns of a file without column names.
+Every reader takes UTF-8 text, or UTF-16 with a byte order mark (image readers take bytes), plain, gzipped or
+zstd-compressed, keeps a single row in memory, and names file and line in errors. `header` names the columns
+of a file without column names.
 """
 
 import itertools

@@ -101,15 +101,18 @@ def text_of(options: ExploreOptions) -> str | None:
 
     Raises `InputError` for both, neither, or an empty text.
     """
+    from polyformer.data.compressed_files import lines_of, opened
+
     if options.text is None and options.file is None and options.row is not None:
         return None
     if (options.text is None) == (options.file is None):
         raise InputError("text: expected either TEXT or --file FILE")
     if options.file is not None:
         try:
-            text = Path(options.file).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--file: cannot read {options.file} as text: {error}") from error
+            with opened(Path(options.file)) as file:
+                text = "".join(lines_of(file, Path(options.file)))
+        except InputError as error:
+            raise InputError(f"--file: {error}") from error
     else:
         text = options.text or ""
     if not text.strip():

@@ -4,6 +4,7 @@ A file is one text, and with --lines a text per line. Standard input has a text 
 of a pipe read it; `--file -` reads it as a file.
 """
 
+import io
 import itertools
 import os
 import sys
@@ -48,7 +49,8 @@ def input_lines(texts: Sequence[str], file: str | None = None, lines: bool = Fal
     if file is not None:
         return _in_batches(_lines(file)) if lines else iter([[whole_text(file)]])
     check_standard_input()
-    return _in_batches(sys.stdin) if lines else _with_note(_in_batches(sys.stdin))
+    batches = _in_batches(_standard_lines())
+    return batches if lines else _with_note(batches)
 
 
 def check_texts(name: str, texts: Sequence[str]) -> None:
@@ -82,8 +84,7 @@ def whole_text(file: str) -> str:
     from polyformer.applications.loaded.inputs import Verbatim
 
     if file == STANDARD_INPUT:
-        check_standard_input()
-        text = sys.stdin.read().removeprefix("\ufeff")
+        text = "".join(_standard_lines()).removeprefix("\ufeff")
     else:
         text = "".join(_lines(file))
     if not text.strip():
@@ -96,8 +97,7 @@ def _lines(file: str) -> Iterator[str]:
     from polyformer.data.compressed_files import lines_of, opened
 
     if file == STANDARD_INPUT:
-        check_standard_input()
-        yield from sys.stdin
+        yield from _standard_lines()
         return
     path = Path(file)
     try:
@@ -105,6 +105,22 @@ def _lines(file: str) -> Iterator[str]:
             yield from lines_of(opened_file, path)
     except InputError as error:
         raise InputError(f"--file: {error}") from error
+
+
+def _standard_lines() -> Iterator[str]:
+    """Yield the lines of standard input, decoded as those of files are, with their ends."""
+    from polyformer.data.compressed_files import DecodedText
+
+    check_standard_input()
+    binary = getattr(sys.stdin, "buffer", None)
+    if not isinstance(binary, io.BufferedReader):  # replaced by other text
+        yield from sys.stdin
+        return
+    text = DecodedText(binary, "standard input")
+    try:
+        yield from text
+    finally:
+        text.detach()  # to leave standard input open
 
 
 def _in_batches(lines: Iterable[str]) -> Iterator[list[Any]]:
