@@ -149,6 +149,9 @@ OTHERS: list[tuple[str, str | bytes, str, list[Any], dict[str, Any]]] = [
         [{"text": "một\r\n🙂 phim\r\n"}],
         {},
     ),
+    ("halves.csv", table(FRAME.assign(split=["left", "half"] * 3)), "classify", FILMS, {"split": None}),
+    ("only-train.csv", table(FRAME.assign(split="train")), "classify", FILMS, {"split": None}),
+    ("only-tests.csv", table(FRAME.assign(split=["dev", "test"] * 3)), "classify", FILMS, {"split": None}),
     ("text.json", FRAME[["text"]].to_json(), "lm", TEXTS, {}),
     ("comment-text.csv", "# exported\ntext\nan apple\n", "lm", [{"text": "an apple"}], {}),
     ("hashtags.tsv", "#a b\t1\n#c\t0\nd e\t1\nf\t0\n", "classify", [], {"header": ["text", "label"]}),
@@ -277,6 +280,11 @@ ASKED: list[tuple[str, str | bytes, str]] = [
         "hash.conll",
         "# doc1\nAn B-X\na O\n",
         "line 1: # doc1 could be a comment or the word #; remove the comments",
+    ),
+    (
+        "half-split.csv",
+        table(FRAME.assign(split=["train", "left"] * 3)),
+        "column 'split' holds 'left', expected train, validation or test; .* with --data.split null",
     ),
     ("joined.csv", PLAIN + PLAIN, "line 6: the column names again, .*; remove this line"),
     ("twice.csv", "text,text,label\na,b,c\nd,e,c\n", "line 1: two columns have the name 'text'; rename one"),
@@ -409,7 +417,7 @@ def test_other_tasks(
     assert len(actual) >= len(rows) > 0 or "header" in expected
     for row, part in zip(actual, rows):
         assert {role: row[role] for role in part} == part
-    seen = {**guessed.data.get("columns", {}), **guessed.data, "task": guessed.task}
+    seen = {"split": None, **guessed.data.get("columns", {}), **guessed.data, "task": guessed.task}
     assert {option: seen[option] for option in expected} == expected
 
 

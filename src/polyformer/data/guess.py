@@ -40,6 +40,7 @@ from polyformer.data.origins import (
 )
 from polyformer.data.prepared.text import is_prepared_source
 from polyformer.data.saved_data import is_saved
+from polyformer.data.split_column import COLUMN, named_parts
 from polyformer.data.tables import first_records, has_quotes, has_tabs
 
 ROWS = 500
@@ -100,6 +101,8 @@ def guess(
     _guess_header(path, guessed, options, kind)
     _guess_columns(path, guessed, options, kind)
     _guess_unanswerable(path, guessed, options)
+    if benchmark is None:
+        _guess_parts(path, guessed, {**usual(guessed.kind), **options})
     _guess_validation(path, guessed, {**usual(guessed.kind), **options})
     return guessed
 
@@ -115,6 +118,7 @@ def guess_reading(path: str, options: dict[str, Any], kind: str, header: list[st
         _guess_format(path, guessed, options)
         _guess_header(path, guessed, options, kind, header)
         _guess_columns(path, guessed, options, kind)
+        _guess_parts(path, guessed, options)
     return guessed
 
 
@@ -318,6 +322,26 @@ def _lacks_answers(path: str, format: str | None, column: str) -> bool:
     return any(isinstance(answer, dict) and answer.get("text") == [] for answer in answers)
 
 
+def _guess_parts(path: str, guessed: Guess, options: dict[str, Any]) -> None:
+    """Find a column that says whether a row is for training, validation or test."""
+    if _sample(path) is None or (COLUMN in options and options[COLUMN] is None):
+        return
+    reading = path, "train", guessed.format(options), options.get("header") or guessed.data.get("header")
+    names = next(open_source(*reading), {})
+    used = {**guessed.data.get("columns", {}), **(options.get("columns") or {})}.values()
+    usual = (name for name in names if name.strip().lower() == COLUMN and name not in used)
+    column = options.get(COLUMN) or next(usual, None)
+    parts = named_parts(open_source(*reading), column, f"--data {path}") if column in names else []
+    if not parts:
+        return
+    guessed.data[COLUMN] = column
+    for role in {*parts[1:]} - {*options, *guessed.data}:
+        guessed.data[role] = path
+    if "test" in parts and options.get("test_fraction"):
+        guessed.data["test_fraction"] = 0  # of the usual options of the task
+    guessed.explain("split", ", ".join(parts), f"by the column {quote(column)}", "--data.split null")
+
+
 def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> None:
     """Find validation files next to a file named train, or plan to hold out rows."""
     name = Path(path).name
@@ -329,7 +353,7 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
             if there and role not in options:
                 guessed.data[role] = str(Path(path).with_name(there[0]))
     for role in ("validation", "test"):
-        if role in guessed.data:
+        if guessed.data.get(role, path) != path:
             guessed.explain(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)

@@ -22,6 +22,7 @@ from polyformer.data.image_decoding import Mode, decoded_rows
 from polyformer.data.images import IMAGE, default_images
 from polyformer.data.origins import has_validation, open_source, source_name
 from polyformer.data.prepared.text import PreparedText, is_prepared_source, open_prepared
+from polyformer.data.split_column import rows_of_part
 from polyformer.data.squad import are_answers
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class DataConfig(Config):
     # Column names of a csv, tsv or conll file without a header.
     header: tuple[str, ...] | None = None
     columns: dict[str, str] = field(default_factory=dict)  # role in tasks -> column in the data
+    # Column of `path` whose values, train, validation or test, select the rows for training; `validation` and
+    # `test` may name the same source again for their rows. None: all rows.
+    split: str | None = None
     image_size: tuple[ImageSide, ImageSide] | None = None  # (height, width): images are scaled and cropped
     image_mode: Mode | None = None  # grey or colour for all images; None: unchanged
     streaming: bool = False  # read during training, for data larger than memory
@@ -236,11 +240,11 @@ def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, spl
         for role in needs:
             column = config.columns.get(role, role)
             if column not in row:
-                raise _no_column(config, path, number, role, column, row)
+                raise _no_column(config, path, f"{_place(config, path, split)}, row {number}", role, row)
             value = chosen[role] = _label(row[column]) if role == "label" else row[column]
             expected, fits = _HOLDS.get(role, _SINGLE)
             if not fits(value):
-                where = f"{source_name(path)}, row {number}: column {quote(column)}"
+                where = f"{_place(config, path, split)}, row {number}: column {quote(column)}"
                 way = _MISSING.get(role, "") if _is_empty(value) else ""
                 raise InputError(f"{where} holds {quote(value)}, expected {expected}{way}")
         yield chosen
@@ -266,6 +270,8 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
         if path is None and images
         else open_source(path, split, config.format, config.header)
     )
+    if config.split is not None and _has_parts(config, path):
+        rows = rows_of_part(rows, config.split, split, source_name(path))
     if ROLES[0] in needs:
         return checked_episodes(rows, config.columns, source_name(path))
     if CHOICES in needs:
@@ -276,9 +282,19 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
     return decoded_rows(rows, column, source_name(path), config.image_size, config.image_mode)
 
 
-def _no_column(
-    config: DataConfig, path: str | None, number: int, role: str, column: str, row: Row
-) -> InputError:
+def _place(config: DataConfig, path: str | None, split: str) -> str:
+    """Return the name of the rows in messages: the source, and its part if a column names parts."""
+    part = f" ({split} rows)" if _has_parts(config, path) else ""
+    return f"{source_name(path)}{part}"
+
+
+def _has_parts(config: DataConfig, path: str | None) -> bool:
+    """Return whether a column of the source says to which part a row belongs; other sources are one part."""
+    return config.split is not None and path == config.path
+
+
+def _no_column(config: DataConfig, path: str | None, where: str, role: str, row: Row) -> InputError:
+    column = config.columns.get(role, role)
     names = ", ".join(map(quote, row))
     asked = quote(column) if column == role else f"{quote(column)} (columns gives it for {quote(role)})"
     spare = [name for name in row if role not in ROLES or name not in ROLES]
@@ -287,6 +303,4 @@ def _no_column(
         way = f"an episode needs its {role}, a list with an entry for each step; add them to every row"
     if config.header is None and {config.format, *Path(path or "").suffixes} & {"csv", "tsv", ".csv", ".tsv"}:
         way += "; if the first line is not a heading, name the columns with header"
-    return InputError(
-        f"{source_name(path)}, row {number}: no column {asked}; it has {names or 'none'}: {way}"
-    )
+    return InputError(f"{where}: no column {asked}; it has {names or 'none'}: {way}")

@@ -17,6 +17,8 @@ def for_another_source(
     """
     before = config.to_dict()
     data = {name: value for name, value in with_data(before, path).items() if value is not None}
+    if data["path"] == path:
+        data = {name: value for name, value in data.items() if name not in ("split", "validation", "test")}
     data = merged(data, changes)
     if data["path"] != path:  # a folder with the files that the run's options name
         return DataConfig.from_dict(data, "data"), []

@@ -58,7 +58,8 @@ def guessed_recipe(
         kind = _kind(recipe)
     data = stated.get("data")
     options = {**((recipe or {}).get("data") or {}), **(data if isinstance(data, dict) else {})}
-    options = {option: value for option, value in options.items() if value is not None}
+    # None as the column of parts turns it off; other options without a value are guessed.
+    options = {option: value for option, value in options.items() if value is not None or option == "split"}
     known = recipe
 
     def base(kind: str) -> dict[str, Any]:

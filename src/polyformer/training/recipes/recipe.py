@@ -274,9 +274,12 @@ def with_data(data: dict[str, Any], path: str) -> dict[str, Any]:
         if all(map(are_files, inside.values())) or not is_source(folder):
             return {**data, **inside}
     replaced = {*names}
+    # Parts of one table, told apart by the column `split`, stay parts of one table.
+    parts = [role for role, name in names.items() if data.get("split") and name == names["path"]]
     if names and _suffix(path) != _suffix(names["path"]):
         replaced |= {"format", "header"}  # they describe the original files of the recipe
-    return {**{key: value for key, value in data.items() if key not in replaced}, "path": path}
+    kept = {key: value for key, value in data.items() if key not in replaced}
+    return {**kept, **dict.fromkeys(parts, path), "path": path}
 
 
 def absolute(data: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from polyformer.data.guess import Guess
 from polyformer.data.image_decoding import SUFFIXES
 from polyformer.data.origins import has_validation, open_source, source_files
 from polyformer.data.prepared.text import is_prepared_source, open_prepared
+from polyformer.data.split_column import rows_of_part
 from polyformer.training.recipes.recipe import with_changes
 
 CHARACTERS_PER_TOKEN = 4
@@ -222,7 +223,10 @@ def measured_amount(data: Mapping[str, Any], kind: str) -> Amount:
     roles = {*KINDS.get(SAME.get(kind, kind), ("source", "target"))} - {"image", "label", "tags", "answers"}
     names = [columns.get(role, role) for role in roles]
     rows = characters = 0
-    for row in open_source(path, "train", data.get("format"), data.get("header")):
+    source = open_source(path, "train", data.get("format"), data.get("header"))
+    if data.get("split"):
+        source = rows_of_part(source, data["split"], "train", path)
+    for row in source:
         rows += 1
         characters += sum(_characters(row.get(name)) for name in names)
         if rows == SAMPLED_ROWS or characters > CHARACTERS_PER_TOKEN * SAMPLED_TOKENS:
