@@ -264,13 +264,12 @@ ASKED: list[tuple[str, str | bytes, str]] = [
         "a film,2024-01-01\ndull,2024-01-02\nso,2024-01-02\n",
         "cannot be guessed from .*--data.head",
     ),
-    ("empty.csv", PLAIN + "unlabelled,\n", "row 5: column 'label' holds '', .*; label the row or remove it"),
-    ("blank.csv", PLAIN + "unlabelled, \n", "row 5: column 'label' holds '', .*; label the row or remove it"),
     (
-        "nan.jsonl",
-        '{"text": "a", "label": NaN}\n',
-        "row 1: column 'label' holds nan, .*; label the row or re",
+        "all-empty.csv",
+        "text,label\na film,\ndull, \n",
+        "column 'label' is empty in every row; expected labels: fill it, or name another",
     ),
+    ("null.jsonl", lines({"text": "a", "label": None}), "column 'label' is empty in every row"),
     (
         "tag.conll",
         "a\t\nb\tO\n",

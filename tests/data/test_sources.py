@@ -308,7 +308,9 @@ def test_a_wrong_column_names_those_there_are():
 def test_values_of_the_wrong_kind():
     write("a.jsonl", '{"text": 7, "label": null, "tags": "O"}\n')
     refuses("^a.jsonl, row 1: column 'text' holds 7, expected text$", "a.jsonl")
-    refuses("column 'label' holds None, expected a single value$", "a.jsonl", ("label",))
+    refuses("^a.jsonl: column 'label' is empty in every row", "a.jsonl", ("label",))
+    write("c.jsonl", '{"label": []}\n')
+    refuses(r"column 'label' holds \[\], expected a single value$", "c.jsonl", ("label",))
     refuses("column 'tags' holds 'O', expected a list of texts$", "a.jsonl", ("tags",))
     write("b.jsonl", '{"label": 7}\n{"label": "x"}\n')
     with pytest.raises(InputError, match=r"^b.jsonl: a column holds values of several types"):

@@ -99,7 +99,7 @@ def test_an_own_validation_source_replaces_that_of_the_column(path: str, tmp_pat
         ),
         (
             "text,label,split\na,b,dev\nc,,train\n",
-            r"parts.csv \(train rows\), row 1: column 'label' holds ''",
+            r"parts.csv \(train rows\): column 'label' is empty",
         ),
     ],
 )

@@ -3,7 +3,7 @@
 `polyformer.data.origins` describes the names of sources, `polyformer.data.formats` the formats of files.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,6 +20,7 @@ from polyformer.data.formats import Format, Row
 from polyformer.data.held_out import select_groups, select_rows, split_rows
 from polyformer.data.image_decoding import Mode, decoded_rows
 from polyformer.data.images import IMAGE, default_images
+from polyformer.data.labels import is_empty, labelled_rows, stripped
 from polyformer.data.origins import has_validation, open_source, source_name
 from polyformer.data.prepared.text import PreparedText, is_prepared_source, open_prepared
 from polyformer.data.split_column import rows_of_part
@@ -35,15 +36,12 @@ _TEXT = "text", lambda value: isinstance(value, str)
 _LIST = "a list of texts", lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value)
 _NUMBERS = "a list of numbers, or of lists of numbers", lambda value: isinstance(value, list)
 _SINGLE = "a single value", lambda value: isinstance(value, str | int | float)
-_LABEL = _SINGLE[0], lambda value: _SINGLE[1](value) and not _is_empty(value)
-_TAGS = _LIST[0], lambda value: _LIST[1](value) and not _is_empty(value)
-_MISSING = {"label": "; label the row or remove it", "tags": "; give every word a tag"}
+_TAGS = _LIST[0], lambda value: _LIST[1](value) and not is_empty(value)
 _HOLDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     IMAGE: ("an image (bytes)", lambda value: isinstance(value, bytes)),
     "answers": ("answers {text: [...], answer_start: [...]}", are_answers),
     **dict.fromkeys(("text", "pair", "source", "target", "question", "context"), _TEXT),
     **dict.fromkeys(("tokens", CHOICES), _LIST),
-    "label": _LABEL,
     "tags": _TAGS,
     **dict.fromkeys(ROLES, _NUMBERS),  # `checked_episodes` checks the numbers
 }
@@ -101,7 +99,7 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     rows, except for the held-out part of groups (`together`), and of a few texts that would give fewer than
     two for validation. Labels
     are as in the file without white space around them: texts from CSV and TSV, names if a saved data set has
-    names. An empty label is refused.
+    names. Rows with an empty label are left out, with a warning.
     """
     if is_prepared_source(config.path):
         return _prepared_splits(config, needs)
@@ -235,31 +233,22 @@ def _rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str
 
 def checked_rows(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
     """Yield the rows of a source, maybe none, each checked and reduced to the required columns."""
-    for number, row in enumerate(_source(config, needs, path, split), 1):
+    numbered: Iterable[tuple[int, Row]] = enumerate(_source(config, needs, path, split), 1)
+    if "label" in needs:
+        numbered = labelled_rows(numbered, config.columns.get("label", "label"), _place(config, path, split))
+    for number, row in numbered:
         chosen = {}
         for role in needs:
             column = config.columns.get(role, role)
             if column not in row:
                 raise _no_column(config, path, f"{_place(config, path, split)}, row {number}", role, row)
-            value = chosen[role] = _label(row[column]) if role == "label" else row[column]
+            value = chosen[role] = stripped(row[column]) if role == "label" else row[column]
             expected, fits = _HOLDS.get(role, _SINGLE)
             if not fits(value):
                 where = f"{_place(config, path, split)}, row {number}: column {quote(column)}"
-                way = _MISSING.get(role, "") if _is_empty(value) else ""
+                way = "; give every word a tag" if role == "tags" and is_empty(value) else ""
                 raise InputError(f"{where} holds {quote(value)}, expected {expected}{way}")
         yield chosen
-
-
-def _label(value: Any) -> Any:
-    """Return a label without the white space around it."""
-    return value.strip() if isinstance(value, str) else value
-
-
-def _is_empty(value: object) -> bool:
-    """Return whether a label, or a tag in a list, is an empty text or NaN."""
-    if isinstance(value, list):
-        return any(map(_is_empty, value))
-    return value != value or (isinstance(value, str) and not value.strip())
 
 
 def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: str) -> Iterator[Row]:
