@@ -32,26 +32,26 @@ def part_of(value: object) -> str | None:
 def named_parts(rows: Iterable[Row], column: str, source: str) -> list[str]:
     """Return the parts that the column names: at least two, with "train"; an empty list for another column.
 
-    Reads all rows, or until it has found all parts. Raises `InputError` if only some values are parts.
+    Reads all rows, or until all parts occur. Raises `InputError` if only some values are parts.
     """
     rows = iter(rows)
     values = [row.get(column) for row in itertools.islice(rows, FIRST)]
     if not any(map(part_of, values)):
         return []
-    found: set[str] = set()
+    present: set[str] = set()
     for value in itertools.chain(values, (row.get(column) for row in rows)):
         part = part_of(value)
         if part is None:
             raise InputError(f"{source}: {_unknown(column, value)}")
-        found.add(part)
-        if len(found) == len(PARTS):
+        present.add(part)
+        if len(present) == len(PARTS):
             break
-    return [part for part in PARTS if part in found] if len(found) > 1 and "train" in found else []
+    return [part for part in PARTS if part in present] if len(present) > 1 and "train" in present else []
 
 
 def rows_of_part(rows: Iterable[Row], column: str, part: str, source: str) -> Iterator[Row]:
     """Yield the rows of a part; raises `InputError` for a missing column, another value, or no such row."""
-    found = False
+    empty = True
     for number, row in enumerate(rows, 1):
         if column not in row:
             raise InputError(
@@ -62,9 +62,9 @@ def rows_of_part(rows: Iterable[Row], column: str, part: str, source: str) -> It
         if named is None:
             raise InputError(f"{source}, row {number}: {_unknown(column, row[column])}")
         if named == part:
-            found = True
+            empty = False
             yield row
-    if not found:
+    if empty:
         raise InputError(
             f"{source}: no row has {quote(part)} in the column {quote(column)}; name another "
             f"{part} source, or set split to null to use all rows"
