@@ -12,6 +12,7 @@ from polyformer.data.guess import guess
 from polyformer.training.recipes.another_source import for_another_source
 from polyformer.training.recipes.guessed import guessed_recipe
 from polyformer.training.recipes.recipe import with_data
+from polyformer.training.recipes.sizes import measured_amount
 
 HALVES = ["train", "train", "Dev", "train", "test", "train"]
 PARTED = FRAME.assign(split=HALVES)
@@ -115,6 +116,12 @@ def test_a_recipe_reads_the_parts_unless_the_column_is_turned_off(path: str):
     assert recipe["data"]["validation"] == recipe["data"]["test"] == path
     assert [line for line in said if line.startswith("guessed split: train, validation, test")]
     assert not {"split", "validation"} & {*guessed_recipe(path, None, {"data.split": None})[0]["data"]}
+
+
+def test_the_amount_of_data_is_that_of_training(path: str):
+    data = guess(path, {}).data
+    assert measured_amount(data, "classify").rows == 4
+    assert measured_amount({**data, "split": None}, "classify").rows == 6
 
 
 def test_another_source_has_its_own_parts(path: str, tmp_path: Path):
