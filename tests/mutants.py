@@ -269,6 +269,7 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     campaign = Campaign(places, options.out, options.seconds, options.processes)
     words = ["-n", "0", "-q", "--capture=no", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    sys.path.insert(0, str(ROOT))  # as `python -m pytest` does: some tests import others by it
     status = pytest.main([*words, *options.tests], plugins=[campaign])
     if status:
         sys.exit(int(status))
