@@ -11,10 +11,14 @@ from torch import Tensor
 
 import polyformer
 from polyformer.core.errors import InputError
+from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.sequence.context import Context
 from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy
+from polyformer.nn.cache.base import CacheCall
+from polyformer.nn.cache.snapkv import SnapKV
 
 KINDS = sorted(kind for kind in CachePolicy.kinds if issubclass(CachePolicy.kinds[kind], DroppingPolicy))
 EXAMPLES = [
@@ -83,6 +87,17 @@ def test_a_policy_is_dense_attention_with_masked_keys(policy: DroppingPolicy, po
         if mask is not None:
             real[..., : STEPS[0]] = mask[:, None].bool()
         assert torch.equal(kept & real, ~mechanism.dropped & real)
+
+
+def test_a_window_that_attends_to_itself_lifts_no_key_beside_it():
+    """The last two queries attend to their own keys; of the others they see only key 0."""
+    direction = torch.eye(4, dtype=torch.float64)[0]
+    keys = torch.tensor([2.0, 0, 0, 0, 8, 8]).double()[:, None] * direction
+    queries = direction.expand(1, 1, 6, 4)
+    _, _, cache = KeyValueCache().append(keys[None, None], keys[None, None])
+    call = CacheCall(queries, queries, cache, Context(6, 6, causal=True), 1.0, lambda x, context: x)
+    scores = SnapKV(budget=3, window=2, kernel=3).scores(call, None)[0, 0]
+    assert scores[0] > scores[3], "key 3 lies beside the window"
 
 
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
