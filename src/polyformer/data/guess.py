@@ -353,7 +353,8 @@ def _guess_validation(path: str, guessed: Guess, options: dict[str, Any]) -> Non
             if there and role not in options:
                 guessed.data[role] = str(Path(path).with_name(there[0]))
     for role in ("validation", "test"):
-        if guessed.data.get(role, path) != path:
+        by_column = COLUMN in guessed.data and guessed.data.get(role) == path
+        if role in guessed.data and not by_column:
             guessed.explain(role, Path(guessed.data[role]).name, "by its name", f"--data.{role}")
     if "validation" not in {*options, *guessed.data} and not has_validation(path):
         share = options.get("validation_fraction", 0.05)
