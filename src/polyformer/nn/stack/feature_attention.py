@@ -34,7 +34,7 @@ class FeatureAttention(MultiHeadAttention):
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         super().__init__(hidden_size, config, layer)
-        gates = self._config_of_mechanism.gate_sizes(config.num_attention_heads, self.head_size)
+        gates = config.mechanism.for_layer(layer).gate_sizes(config.num_attention_heads, self.head_size)
         # A mechanism with an output gate applies it itself, see `_gates`.
         self.gates_heads = config.output_gate and "output" not in gates
         output = gates.pop("output", self.output.in_features if self.gates_heads else 0)
@@ -62,7 +62,6 @@ class FeatureAttention(MultiHeadAttention):
             )
             # For the mechanism, global tokens are only keys that all queries see.
             mechanism = dataclasses.replace(mechanism, pattern=split_global_tokens(mechanism.pattern)[0])
-        self._config_of_mechanism = mechanism
         return mechanism
 
     def new_state(self, reserve: int) -> State | None:
