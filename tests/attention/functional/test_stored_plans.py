@@ -175,6 +175,24 @@ class _Table(Pattern):
         return self.allowed[q_idx, kv_idx]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked(Pattern):
+    """A pattern whose rule asks a function, which may read anything."""
+
+    function: Any
+
+    def allows(self, context: Context, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> torch.Tensor:
+        return q_idx - kv_idx >= self.function()
+
+
+def test_a_pattern_with_a_function_is_not_shared():
+    inputs, least = squares(), [0]
+    pattern = _Asked(lambda: least[0])
+    before = attend(*inputs, pattern=pattern)
+    least[0] = -2
+    assert not torch.equal(before, attend(*inputs, pattern=pattern))
+
+
 def test_a_pattern_with_a_tensor_is_not_shared():
     inputs, pattern = squares(), _Table(torch.ones(9, 9, dtype=torch.bool))
     before = attend(*inputs, pattern=pattern)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
-from polyformer.attention.functional.isolation import is_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.isolation import if_finite, run_isolated, without_padding_keys
 from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
@@ -27,13 +27,14 @@ from polyformer.attention.functional.request import (
     observe,
     prepare,
     refuse_unknown,
+    requires_gradients,
 )
-from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where, parts_in
 from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mod_cache import rule_key
 from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
-from polyformer.core.ops.precision import in_autocast_type, is_autocast, without_autocast
+from polyformer.core.ops.precision import autocast_device, in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def attend(
 def attend_call(call: Call) -> Any:
     """Return `attend` of these arguments, by a stored plan or else by a plan that is then stored."""
     q = call.q
-    if torch._C._is_any_autocast_enabled() and isinstance(q, Tensor) and is_autocast(q.device.type):
+    if torch._C._is_any_autocast_enabled() and isinstance(q, Tensor) and is_autocast(autocast_device(q)):
         inputs = {name: in_autocast_type(getattr(call, name)) for name in "qkv"}
         with without_autocast(q):
             return attend_call(call._replace(**inputs))
@@ -169,24 +170,22 @@ class StoredPlan(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredKernel:
-    """A run of torch's fused attention. gradients: whether the call requires any."""
+    """A run of torch's fused attention."""
 
     kernel: sdpa.Plan
-    gradients: bool
 
     def run(self, call: Call) -> Tensor | None:
         """Return the output [B, H, Tq, Dv]; None if a NaN or infinity must be isolated."""
         q, k, v = call.q, call.k, call.v
-        if not self.kernel.hides:
-            return self.kernel(q, k, v, call.dropout)
-        if q.device.type != "cpu":
-            if call.context is not None:
-                k, v = without_padding_keys(k, v, call.context)
-            return self.kernel(q, k, v, call.dropout)
-        if self.gradients:
-            return self.kernel(q, k, v, call.dropout) if is_finite(k) and is_finite(v) else None
-        out = self.kernel(q, k, v, call.dropout)
-        return out if is_finite(out) else None
+        if self.kernel.hides and q.is_cpu:
+            result = if_finite(self._of, call)
+            return None if result is None else result[0]
+        if self.kernel.hides and call.context is not None:
+            k, v = without_padding_keys(k, v, call.context)
+        return self.kernel(q, k, v, call.dropout)
+
+    def _of(self, call: Call) -> tuple[Tensor, None]:
+        return self.kernel(call.q, call.k, call.v, call.dropout), None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -237,8 +236,7 @@ def plan_key(call: Call) -> Hashable | None:
         return None
     if mask_mod is not None and (mask_mod := rule_key(mask_mod)) is None:
         return None
-    gradients = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
-    mode = grad, gradients, torch.is_inference_mode_enabled()
+    mode = grad, requires_gradients(q, k, v), torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     numbers = None if context is None else context.numbers or "tables"
     if sees_every_key(call):
@@ -299,9 +297,10 @@ def _is_shared(call: Call) -> bool:
     Other steps of decoding than `sees_every_key` have other lengths each time.
     """
     context = call.context
-    if context is None or context.numbers is None or call.relative is not None:
-        return context is None
-    return call.q.shape[2] > 1 or sees_every_key(call)
+    if context is None:
+        return True
+    numbers_only = context.numbers is not None and call.relative is None
+    return numbers_only and (call.q.shape[2] > 1 or sees_every_key(call))
 
 
 def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:
@@ -310,8 +309,7 @@ def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:
     # Terms of position keys depend on the queries, so their mask differs between calls.
     by_content = request.relative is not None and request.relative.position_keys is not None
     if leaf.backend == "sdpa" and not by_content:
-        gradients = any(x.requires_grad for x in (request.q, request.k, request.v))
-        return StoredKernel(sdpa.plan(request), torch.is_grad_enabled() and gradients)
+        return StoredKernel(sdpa.plan(request))
     names = [field.name for field in dataclasses.fields(Request)]
     options = {name: getattr(request, name) for name in names if name not in ("q", "k", "v", "context")}
     return StoredBackend(leaf.backend, options, request.context if call.context is None else None)
@@ -328,15 +326,14 @@ def _is_fixed(stated: Pattern | MaskMod | str | None, rule: Pattern | None) -> b
     return all(part.is_static() or (isinstance(part, MaskModPattern) and part.is_program()) for part in parts)
 
 
-def is_value(part: object) -> bool:
-    """Return whether a pattern consists of numbers and names, so that equal patterns have equal rules."""
-    if callable(part) and not isinstance(part, Pattern):
-        return True  # `plan_key` has looked into the function
-    if isinstance(part, Pattern):
-        return all(is_value(getattr(part, field.name)) for field in dataclasses.fields(part))
-    if isinstance(part, tuple):
-        return all(map(is_value, part))
-    return part is None or isinstance(part, int | float | str)
+def is_value(pattern: Pattern | MaskMod | str | None) -> bool:
+    """Return whether a pattern consists of numbers and names, so that equal patterns have equal rules.
+
+    `plan_key` has looked into a function that is the pattern itself.
+    """
+    if not isinstance(pattern, Pattern):
+        return True
+    return all(isinstance(part, Pattern | tuple | int | float | str | None) for part in parts_in(pattern))
 
 
 @names_wrong_types_of(attend)

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from polyformer.attention.functional.backends import sdpa
 from polyformer.attention.functional.backends.tiled import run as tiled
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.request import Request
+from polyformer.attention.functional.request import Call, Request, requires_gradients
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded, recording
@@ -38,6 +38,8 @@ from polyformer.core.state import State
 
 FEW = 16
 """The least number of queries for which padding is set to zero on a GPU."""
+
+C = TypeVar("C", Call, Request)
 
 Mixed = tuple[Tensor, State | None]
 Forward = Callable[..., Mixed]
@@ -77,6 +79,20 @@ def empty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.expand(*q.shape[:3], v.shape[3]) + (k[..., :0].sum() + v[..., :0].sum())
 
 
+def if_finite(
+    run: Callable[[C], tuple[Tensor, Tensor | None]], call: C
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the result of a call; None if a NaN or infinity may have to be isolated.
+
+    If there are gradients the inputs are checked: even with finite outputs, a backward pass would spread a
+    NaN.
+    """
+    if requires_gradients(call.q, call.k, call.v):
+        return run(call) if is_finite(call.k) and is_finite(call.v) else None
+    out, lse = run(call)
+    return (out, lse) if is_finite(out) else None
+
+
 def run_isolated(
     request: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
@@ -92,15 +108,9 @@ def run_isolated(
     if not is_readable(request.q):
         k, v = without_padding_keys(request.k, request.v, request.context)
         return run(request if k is request.k else dataclasses.replace(request, k=k, v=v))
+    if (result := if_finite(run, request)) is not None:
+        return result
     k, v = request.k, request.v
-    # Check the inputs if there are gradients: even with finite outputs, a backward pass would spread a NaN.
-    if torch.is_grad_enabled() and (request.q.requires_grad or k.requires_grad or v.requires_grad):
-        if is_finite(k) and is_finite(v):
-            return run(request)
-    else:
-        out, lse = run(request)
-        if is_finite(out):
-            return out, lse
     bad = ~(k.isfinite().all(-1) & v.isfinite().all(-1))  # [B, Hkv, Tk]
     if not bad.any():
         return run(request)

@@ -249,6 +249,11 @@ def combine_patterns(
     return rule if pattern is None else as_pattern(pattern) & rule
 
 
+def requires_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether a call with these inputs builds a graph."""
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
 def is_ordinary() -> bool:
     """Return whether no compiler, tracer, transform or instrument looks into the operations of a call."""
     return not (
