@@ -186,6 +186,15 @@ class LoadedModel:
             warn(notes.pop(0))
 
 
+class LabelledModel(LoadedModel):
+    """A model whose task has labels."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return tuple(self.task.labels)
+
+
 def warn(message: str) -> None:
     """Warn about inputs."""
     warnings.warn(message, category=Caution, stacklevel=4)

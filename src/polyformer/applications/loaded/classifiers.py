@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from polyformer.applications.loaded.base import LoadedModel
+from polyformer.applications.loaded.base import LabelledModel, LoadedModel
 from polyformer.applications.loaded.inputs import is_picture, pair_of, texts_of
 from polyformer.applications.loaded.results import Prediction
 from polyformer.core.errors import InputError, quote
@@ -39,16 +39,11 @@ class TextModel(LoadedModel):
         return texts_of("inputs", items), None
 
 
-class TextClassifier(TextModel):
+class TextClassifier(TextModel, LabelledModel):
     """A classifier of texts or of pairs of texts."""
 
     command: ClassVar[str] = "classify"
     does: ClassVar[str] = "classify"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
-        return tuple(self.task.labels)
 
     def classify(self, inputs: Any) -> Any:
         """Return a `Prediction` for each text, or for each pair of texts (a tuple)."""
@@ -84,17 +79,12 @@ class Regressor(TextModel):
         return self._each(inputs, numbers)
 
 
-class ImageClassifier(LoadedModel):
+class ImageClassifier(LabelledModel):
     """A classifier of images."""
 
     command: ClassVar[str] = "classify"
     does: ClassVar[str] = "classify"
     reads_text: ClassVar[bool] = False
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
-        return tuple(self.task.labels)
 
     def classify(self, inputs: Any) -> Any:
         """Return a `Prediction` for each image: the name or path of a file, or an image of Pillow."""

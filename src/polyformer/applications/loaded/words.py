@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from polyformer.applications.loaded.base import LoadedModel
+from polyformer.applications.loaded.base import LabelledModel, LoadedModel
 from polyformer.applications.loaded.inputs import several, text_of, texts_of
 from polyformer.applications.loaded.results import Choice, TaggedWord
 from polyformer.core.errors import InputError, quote
@@ -12,16 +12,11 @@ from polyformer.core.errors import InputError, quote
 WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
 
 
-class Tagger(LoadedModel):
+class Tagger(LabelledModel):
     """A model that tags the words of texts."""
 
     command: ClassVar[str] = "tag"
     does: ClassVar[str] = "tag"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return the names of the tags."""
-        return tuple(self.task.labels)
 
     def tag(self, texts: Any) -> Any:
         """Return a list of `TaggedWord` for each text; a tuple of words is a text that is already split."""
