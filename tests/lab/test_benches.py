@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import polyformer
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer
-from polyformer_lab.bench import attached, families, generation, models, neighbours, store
+from polyformer_lab.bench import attached, families, generation, models, neighbours, overhead, store
 from polyformer_lab.bench.passes import agreement
+from polyformer_lab.bench.plain_decoder import plain_decoder
 from polyformer_lab.bench.records import MeasuredCase, Table
 from polyformer_lab.bench.rows import OURS
 
@@ -169,3 +172,29 @@ def test_a_store_of_a_memorizing_transformer() -> None:
     cases = cases_of(store.run(store.StoreBench(**sizes, repeats=1)))
     assert {f"{OURS}-plain", f"{OURS}-tiled"} <= cases["store look up"].seconds.keys()
     assert OURS in cases["store store"].seconds
+
+
+def test_tiny_models_of_three_libraries_write_the_same_tokens() -> None:
+    pytest.importorskip("transformers")
+    sizes = {"layers": 1, "hidden_size": 8, "heads": 2, "vocab_size": 30, "length": 5, "new_tokens": 3}
+    cases = cases_of(overhead.run(overhead.OverheadBench(**sizes, repeats=1)))
+    models, attention = {*BOTH, "plain PyTorch"}, {OURS, "torch"}
+    assert {name: case.seconds.keys() for name, case in cases.items()} == {
+        **{f"tiny-{what}": models for what in ("forward", "generation", "step")},
+        **{f"attend-{stated}": attention for stated in ("text", "object", "function")},
+    }
+    written = cases["tiny-generation"].facts
+    assert [written[name]["same tokens"] for name in ("plain PyTorch", "transformers")] == [1, 1]
+
+
+def test_the_plain_decoder_has_the_loss_and_the_gradients_of_ours() -> None:
+    ours = polyformer.create_model(
+        "gpt2", num_hidden_layers=2, hidden_size=8, num_attention_heads=2, vocab_size=30, dropout=0.0
+    ).double()
+    plain = plain_decoder(ours.config, ours.state_dict()).double()
+    ids = torch.randint(30, (2, 7), generator=torch.Generator().manual_seed(0))
+    losses = ours(ids, labels=ids).loss, plain.loss(ids)
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(plain.tokens.weight.grad, ours.tokens.weight.grad)

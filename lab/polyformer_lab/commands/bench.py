@@ -3,8 +3,9 @@
 all: the project's table, compared with alternative libraries. attached: BERT of transformers with an attached
 pattern. attention: one attention layer, by pattern or mechanism and length. families: public models on real
 texts, compared with transformers. generation: generated tokens/s. models: Longformer, BigBird. neighbours:
-searches in a datastore. products: matrix products. store: lookups in the store of a Memorizing Transformer.
-training: training steps. report: saved records (--out) as Markdown.
+searches in a datastore. overhead: tiny models, compared with plain PyTorch. products: matrix products. store:
+lookups in the store of a Memorizing Transformer. training: training steps. report: saved records
+(--out) as Markdown.
 """
 
 import dataclasses
@@ -29,12 +30,13 @@ EXAMPLES = """examples:
   polyformer bench generation --models smollm2-135m --prompt 8192 --new-tokens 1 --beams []
   polyformer bench models --models longformer --length 2048
   polyformer bench neighbours --entries 100000
+  polyformer bench overhead --threads 1
   polyformer bench store --entries 8192
 """
 
 What = (
     Literal["all", "attached", "attention", "families", "generation", "models"]
-    | Literal["neighbours", "products", "report", "store", "training"]
+    | Literal["neighbours", "overhead", "products", "report", "store", "training"]
 )
 MODULES = "polyformer_lab.bench"
 

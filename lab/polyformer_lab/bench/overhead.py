@@ -1,0 +1,131 @@
+"""Tiny models, whose time is Python's: ours, a decoder in plain PyTorch and transformers, with equal weights.
+
+Products are small here, so that the ratios show what composition costs: a forward pass, generated tokens, a
+training step with AdamW, and a call of attention.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import polyformer
+from polyformer.models.checkpoints import FAMILIES
+from polyformer.models.generation import GenerationConfig
+from polyformer.models.generation.config import SpecialIds
+from polyformer.models.presets import model_config
+from polyformer_lab.bench.passes import TRANSFORMERS, Pair
+from polyformer_lab.bench.plain_decoder import PlainDecoder, plain_decoder
+from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
+from polyformer_lab.bench.running import runner
+
+PLAIN = "plain PyTorch"
+
+ASKED = {(OURS, PLAIN): 1 / 1.3, (OURS, TRANSFORMERS): 1.2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OverheadBench(Bench):
+    """A decoder of GPT-2's shape, a batch of prompts, and greedy generation."""
+
+    layers: int = 4
+    hidden_size: int = 32
+    heads: int = 4
+    vocab_size: int = 1000
+    batch: int = 2
+    length: int = 16
+    new_tokens: int = 12
+    repeats: int = 25
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the passes of a model, and attention."""
+        for what, make in {"forward": forward, "generation": generation, "step": step}.items():
+            name = f"{self.layers} layers of {self.hidden_size}, {what}"
+            yield Row(
+                f"tiny-{what}", name, functools.partial(self._cases, make), asked=ASKED, repeats=self.repeats
+            )
+        for stated in ("text", "object", "function"):
+            asked = {(OURS, "torch"): 1 / 2.5}
+            yield Row(
+                f"attend-{stated}",
+                f"attention of {self.length} tokens, pattern as {stated}",
+                functools.partial(self._attention, stated),
+                asked=asked,
+                repeats=self.repeats,
+            )
+
+    def _cases(self, make: Callable[["OverheadBench", Any, Tensor], Callable[[], object]]) -> Iterator[Case]:
+        sizes = {
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": 4 * self.hidden_size,
+            "num_attention_heads": self.heads,
+            "vocab_size": self.vocab_size,
+            "dropout": 0.0,
+            "max_position_embeddings": max(256, self.length + self.new_tokens),
+        }
+        pair = Pair.of(FAMILIES["gpt2"], model_config("gpt2", sizes))
+        weights = {name: tensor.detach().clone() for name, tensor in pair.ours.state_dict().items()}
+        ids = torch.randint(5, self.vocab_size, (self.batch, self.length))
+        models = {PLAIN: lambda: plain_decoder(pair.ours.config, weights), **pair.makers}
+        yield Case({name: self._maker(make, model, ids) for name, model in models.items()})
+
+    def _maker(
+        self, make: Callable[..., Callable[[], object]], model: Callable[[], Any], ids: Tensor
+    ) -> Make:
+        return lambda: make(self, model(), ids)
+
+    def _attention(self, stated: str) -> Iterator[Case]:
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, self.heads, self.length, 16, generator=generator) for _ in range(3))
+        patterns = {"text": "Causal()", "object": polyformer.Causal(), "function": causal}
+        ours = functools.partial(polyformer.attend, q, k, v, pattern=patterns[stated])
+        torchs = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+        yield Case({OURS: lambda: torch.no_grad()(ours), "torch": lambda: torch.no_grad()(torchs)})
+
+
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """Return whether a key is not after its query, as FlexAttention's `mask_mod`."""
+    return kv_idx <= q_idx
+
+
+def forward(config: OverheadBench, model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
+    """Return a forward pass to the logits [B, T, V]."""
+    model.eval()
+    if isinstance(model, PlainDecoder):
+        return torch.no_grad()(lambda: model.logits(ids))
+    return torch.no_grad()(lambda: model(ids).logits)
+
+
+def generation(config: OverheadBench, model: Any, ids: Tensor) -> Callable[[], Tensor]:
+    """Return greedy generation without an end token: the new tokens [B, count]."""
+    model.eval()
+    count = config.new_tokens
+    if isinstance(model, PlainDecoder):
+        return lambda: model.generate(ids, count)
+    if isinstance(model, polyformer.Transformer):
+        settings = GenerationConfig(max_new_tokens=count, special=SpecialIds(eos=()))
+        return lambda: model.generate(ids, config=settings).sequences[:, ids.shape[1] :]
+    lengths = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+    return lambda: model.generate(ids, attention_mask=mask, **lengths)[:, ids.shape[1] :]
+
+
+def step(config: OverheadBench, model: Any, ids: Tensor) -> Callable[[], None]:
+    """Return a training step: the loss, its gradients and AdamW."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
+
+    def call() -> None:
+        optimizer.zero_grad()
+        loss = model.loss(ids) if isinstance(model, PlainDecoder) else model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+
+    return call
+
+
+run = runner(OverheadBench)
