@@ -52,8 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     other = active_backend.get()
     if other is not None and not torch.is_grad_enabled():
         return other.linear(x, weight, bias)
-    kernels = _kernels(x, weight)
-    if kernels == PLAIN:
+    if x.numel() * weight.shape[0] <= SMALL or (kernels := _kernels(x, weight)) is PLAIN:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -64,10 +63,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     """Return the outputs of several layers for one x; inside `PackedWeights` or in int8 by one product."""
-    together = getattr(layers[0], "together", None)
-    joint = None if together is None else together(x, layers)
-    if joint is not None:
-        return joint
+    first = layers[0]
+    if type(first) is not Linear:
+        together = getattr(first, "together", None)
+        joint = None if together is None else together(x, layers)
+        if joint is not None:
+            return joint
     other = None if torch.compiler.is_compiling() else active_backend.get()
     if other is None or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
@@ -86,7 +87,7 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     """Return grad [N, O] times weight [O, I], the gradient of a layer's input: [N, I]; not differentiable."""
     if not onednn_takes(grad, weight):
         return grad @ weight
-    kernels = PRODUCTS().kernels(len(grad), weight.shape[1], weight.shape[0])
+    kernels = PRODUCTS().layer_kernels(len(grad) * weight.shape[1], *weight.shape)
     return product_kernels.grad_input(grad, weight, kernels.grad_input)
 
 
@@ -94,9 +95,8 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Return grad [N, O] transposed times x [N, I], a weight's gradient [O, I]; not differentiable."""
     if not onednn_takes(grad, x):
         return grad.T @ x
-    return product_kernels.grad_weight(
-        grad, x, PRODUCTS().kernels(len(x), x.shape[1], grad.shape[1]).grad_weight
-    )
+    kernels = PRODUCTS().layer_kernels(x.numel(), grad.shape[1], x.shape[1])
+    return product_kernels.grad_weight(grad, x, kernels.grad_weight)
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -136,7 +136,8 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 def _kernels(x: Tensor, weight: Tensor) -> LayerKernels:
     if x.numel() * weight.shape[0] <= SMALL or not onednn_takes(x, weight):
         return PLAIN
-    return PRODUCTS().layer_kernels(x.numel(), *weight.shape)
+    kernels = PRODUCTS().layer_kernels(x.numel(), *weight.shape)
+    return PLAIN if kernels == PLAIN else kernels
 
 
 class _Linear(torch.autograd.Function):

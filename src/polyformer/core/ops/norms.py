@@ -62,12 +62,13 @@ class LayerNorm(nn.LayerNorm):
 
         Of x in float32 with weights in half precision, the type of the weights.
         """
-        wider = input.dtype == torch.float32 != self.weight.dtype != torch.float64
-        if not wider and (input.dtype != torch.float16 or not input.is_cpu):
-            return torch.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        weight, bias = (None if x is None else x.float() for x in (self.weight, self.bias))
-        normed = F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps)
-        return normed.to(self.weight.dtype if wider else input.dtype)
+        weight, bias, dtype = self.weight, self.bias, input.dtype
+        wider = dtype == torch.float32 != weight.dtype != torch.float64
+        if not wider and (dtype != torch.float16 or not input.is_cpu):
+            return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+        own = weight.dtype if wider else dtype
+        weight, bias = (None if x is None else x.float() for x in (weight, bias))
+        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(own)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
