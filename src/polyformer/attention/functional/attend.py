@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
-from polyformer.attention.functional.isolation import if_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.isolation import is_finite, run_isolated, without_padding_keys
 from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
@@ -34,6 +34,7 @@ from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mod_cache import rule_key
 from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
+from polyformer.core.instrumentation import installed
 from polyformer.core.ops.precision import autocast_device, in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 
@@ -143,9 +144,11 @@ def attend_call(call: Call) -> Any:
         if stored is not None and (out := stored.run(call)) is not None:
             return out
     check_dense(call)
-    call = edited_calls.edit(call)
+    if installed:
+        call = edited_calls.edit(call)
     request = prepare(call, key is not None and _repeats(call))
-    observe(request)
+    if installed:
+        observe(request)
 
     def run(request: Request) -> tuple[Tensor, Tensor | None]:
         steps = plan(request)
@@ -173,19 +176,20 @@ class StoredKernel:
     """A run of torch's fused attention."""
 
     kernel: sdpa.Plan
+    builds_graph: bool
 
     def run(self, call: Call) -> Tensor | None:
         """Return the output [B, H, Tq, Dv]; None if a NaN or infinity must be isolated."""
         q, k, v = call.q, call.k, call.v
         if self.kernel.hides and q.is_cpu:
-            result = if_finite(self._of, call)
-            return None if result is None else result[0]
+            # A backward pass would spread a NaN of the inputs, even if the outputs are finite.
+            if self.builds_graph and not (is_finite(k) and is_finite(v)):
+                return None
+            out = self.kernel(q, k, v, call.dropout)
+            return out if self.builds_graph or is_finite(out) else None
         if self.kernel.hides and call.context is not None:
             k, v = without_padding_keys(k, v, call.context)
         return self.kernel(q, k, v, call.dropout)
-
-    def _of(self, call: Call) -> tuple[Tensor, None]:
-        return self.kernel(call.q, call.k, call.v, call.dropout), None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,7 +240,8 @@ def plan_key(call: Call) -> Hashable | None:
         return None
     if mask_mod is not None and (mask_mod := rule_key(mask_mod)) is None:
         return None
-    mode = grad, requires_gradients(q, k, v), torch.is_inference_mode_enabled()
+    builds_graph = grad and (q.requires_grad or k.requires_grad or v.requires_grad)
+    mode = grad, builds_graph, torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     numbers = None if context is None else context.numbers or "tables"
     if sees_every_key(call):
@@ -309,7 +314,7 @@ def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:
     # Terms of position keys depend on the queries, so their mask differs between calls.
     by_content = request.relative is not None and request.relative.position_keys is not None
     if leaf.backend == "sdpa" and not by_content:
-        return StoredKernel(sdpa.plan(request))
+        return StoredKernel(sdpa.plan(request), requires_gradients(request.q, request.k, request.v))
     names = [field.name for field in dataclasses.fields(Request)]
     options = {name: getattr(request, name) for name in names if name not in ("q", "k", "v", "context")}
     return StoredBackend(leaf.backend, options, request.context if call.context is None else None)
@@ -346,6 +351,6 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
     """
     if unknown := options.keys() - set(Call._fields):
         refuse_unknown("explain", sorted(unknown))
-    call = Call(q, k, v, **options)
+    call = Call(*map(in_autocast_type, (q, k, v)), **options)
     check_dense(call)
     return plan(prepare(call, plan_key(call) is not None and _repeats(call)))

@@ -214,7 +214,7 @@ def plan(request: Request) -> Plan:
 
     If other layers repeat the call (`request.repeats`), a shared mask costs less than a split call.
     """
-    if (calls := current_graph_calls()) is not None:
+    if torch.compiler.is_exporting() and (calls := current_graph_calls()) is not None:
         leaf = for_any_length(request)
         calls.plans.append(str(leaf))
         return leaf
@@ -228,10 +228,9 @@ def plan(request: Request) -> Plan:
     if leaf is not None and leaf.backend == "sdpa":
         return leaf
     # Splitting reads the values of index tensors, which would break a compiled graph.
-    if request.backend == "auto" and not recording() and not torch.compiler.is_compiling():
-        split = by_document(request)
-        if split is not None:
-            return _branch(split)
+    by_doc = request.context.q_doc is not None and request.backend == "auto" and not recording()
+    if by_doc and not torch.compiler.is_compiling() and (split := by_document(request)) is not None:
+        return _branch(split)
     leaf = leaf or choose(request)
     by_parts = leaf.backend in ("tiled", "flex") and not torch.compiler.is_compiling()
     if by_parts and not BACKENDS[leaf.backend].refuses(dataclasses.replace(request, return_lse=True)):

@@ -19,7 +19,6 @@ from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.instrumentation import Editor, Recorder, installed
-from polyformer.core.ops.precision import in_autocast_type
 from polyformer.core.ops.softmax import recording
 from polyformer.core.recorded_graph import is_recorded
 from polyformer.core.sequence.context import Context
@@ -170,12 +169,12 @@ def score_scale(scale: float | None, width: int) -> float:
 
 
 def prepare(call: Call, repeats: bool = False) -> Request:
-    """Return the request of a call; raises `InputError` for invalid arguments."""
+    """Return the request of a call, whose inputs have the type of autocast; raises `InputError` for invalid
+    arguments."""
     q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, *_ = call
     spread = context is not None and context.shard is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
-    q, k, v = map(in_autocast_type, (q, k, v))
     check(q, k, v, call.dropout)
     if isinstance(scale, float) and not math.isfinite(scale):
         raise InputError(f"scale: expected a finite number, got {scale}")
@@ -256,13 +255,9 @@ def requires_gradients(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def is_ordinary() -> bool:
     """Return whether no compiler, tracer, transform or instrument looks into the operations of a call."""
-    return not (
-        torch.compiler.is_compiling()
-        or installed
-        or is_in_torch_dispatch_mode()
-        or torch._C._get_tracing_state() is not None
-        or transformed()
-    )
+    if installed or torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return False
+    return torch._C._get_tracing_state() is None and not transformed()
 
 
 def is_traced() -> bool:

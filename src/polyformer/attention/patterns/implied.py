@@ -126,15 +126,14 @@ class Documents(ImpliedPattern):
         return cls(), Context(48, 48, q_doc=numbers, kv_doc=numbers)
 
 
+CAUSAL, DOCUMENTS, PADDING = Causal(), Documents(), Padding()
+
+
 def implied(context: Context) -> Pattern | None:
     """Return the restrictions of the context as a pattern; None if there are none."""
-    combined: Pattern | None = None
-    for present, pattern in (
-        (context.causal, Causal()),
-        (context.q_doc is not None, Documents()),
-        (context.kv_valid is not None, Padding()),
-    ):
-        if present:
+    combined: Pattern | None = CAUSAL if context.causal else None
+    for table, pattern in ((context.q_doc, DOCUMENTS), (context.kv_valid, PADDING)):
+        if table is not None:
             combined = pattern if combined is None else combined & pattern
     return combined
 
