@@ -28,7 +28,7 @@ from polyformer.core.sequence.context_parallel import ContextParallel, use_conte
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.memory import RecurrentConfig
-from polyformer.nn.stack import Stack, StackConfig
+from polyformer.nn.stack import StackConfig, build_stack
 from registered import EVERYTHING
 
 
@@ -88,7 +88,7 @@ def use_memory(part: MechanismConfig) -> None:
     """Two segments in training; of what a decoder cannot be made of, the stack is built alone."""
     stack = StackConfig(position=NoPositionConfig(), memory=RecurrentConfig())
     if not part.causal:
-        Stack(with_part(stack, part), 24, 40)
+        build_stack(with_part(stack, part), 24, 40)
         return
     model = Transformer(shrunk(with_part(ModelConfig(vocab_size=17, decoder=stack), part)))
     ids = torch.ones(1, 4, dtype=torch.long)
@@ -195,7 +195,7 @@ def test_positions_are_refused_where_keys_are_summed_or_projected():
 def refuses(part: MechanismConfig, scheme: str) -> bool:
     stack = StackConfig(position=PositionConfig.from_dict(scheme))
     try:
-        Stack(with_part(stack, part), 24, 40)
+        build_stack(with_part(stack, part), 24, 40)
     except InputError as error:
         return CAPABILITIES["supports_score_bias"] in str(error)
     return False

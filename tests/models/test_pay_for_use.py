@@ -41,7 +41,7 @@ def files_of(call: Callable[[], object]) -> set[str]:
 
 def model(preset: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    return create_model(preset, **SIZES, **options)
+    return create_model(preset, **{**SIZES, **options})
 
 
 def trained(preset: str = "decoder-tiny", **options: Any) -> Callable[[], object]:
@@ -50,9 +50,9 @@ def trained(preset: str = "decoder-tiny", **options: Any) -> Callable[[], object
     return lambda: built(IDS, labels=IDS).loss.backward()
 
 
-def generated(cache: str | None = None, **options: Any) -> Callable[[], object]:
+def generated(cache: str | None = None, count: int = 12, **options: Any) -> Callable[[], object]:
     built = model("decoder-tiny", **options).eval()
-    return lambda: built.generate(IDS, max_new_tokens=12, cache=cache)
+    return lambda: built.generate(IDS, max_new_tokens=count, cache=cache)
 
 
 def read(
@@ -81,8 +81,14 @@ PADDED = torch.ones(2, 12).index_fill(1, torch.arange(3, 12), 0)
 
 FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
     "memories": ("nn/memory/", lambda: generated(memory="recurrent", position="transformer_xl")),
-    "depth": ("nn/depth/act.py", lambda: trained(depth="act")),
+    "depth": ("nn/depth/", lambda: trained(depth="act")),
     "features of layers": ("nn/stack/feature_layer.py", lambda: trained(value_residual=True)),
+    "features of stacks": ("nn/stack/feature_stack.py", lambda: trained(layerdrop=0.5)),
+    "runners of layers": ("nn/stack/runners.py", lambda: trained(depth="act")),
+    "packed weights": (
+        "core/ops/packed_weights.py",
+        lambda: generated(count=20, hidden_size=80, intermediate_size=1000),
+    ),
     "features of attention": ("nn/stack/feature_attention.py", lambda: trained(output_gate=True)),
     "global projections": (
         "nn/stack/global_projections.py",

@@ -14,7 +14,7 @@ from polyformer.core.memory_use import MIB
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block import BlockConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig, build_stack
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.memory import peak_mib
 
@@ -66,7 +66,7 @@ def built(size: Size) -> tuple[Stack, Callable[[], Tensor]]:
         block=BlockConfig.from_dict(size.block),
         dropout=size.dropout,
     )
-    stack = Stack(config, size.width, size.length).to(size.device).train()
+    stack = build_stack(config, size.width, size.length).to(size.device).train()
     x = torch.randn(1, size.length, size.width, device=size.device, requires_grad=True)
     pos = torch.arange(size.length, device=size.device)
     context = Context(size.length, size.length, causal=True)

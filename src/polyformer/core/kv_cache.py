@@ -73,16 +73,16 @@ class KeyValueCache(PairCache):
         if torch.is_grad_enabled():
             return self._append_in_graph(keys, values)
         new = keys.shape[2]
-        cache = self._with_capacity(keys, values)
-        assert cache.keys is not None
-        assert cache.values is not None
+        cache = self if self.can_append(new) else self._with_capacity(keys, values)
+        own, start = (cache.keys, cache.values), cache.start
+        assert own[0] is not None
+        assert own[1] is not None
         length = cache.length + new
-        cache.keys.narrow(2, cache.length, new).copy_(keys)
-        cache.values.narrow(2, cache.length, new).copy_(values)
+        own[0].narrow(2, cache.length, new).copy_(keys)
+        own[1].narrow(2, cache.length, new).copy_(values)
         cache.high_water[0] = length
-        longer = dataclasses.replace(cache, length=length)
-        keys, values = cache._filled(cache.keys, length), cache._filled(cache.values, length)
-        return keys, values, longer
+        filled = length - start
+        return own[0].narrow(2, start, filled), own[1].narrow(2, start, filled), cache._with_length(length)
 
     def _append_in_graph(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
         """Concatenate instead of writing to the buffer, which autograd may have saved."""
@@ -94,9 +94,7 @@ class KeyValueCache(PairCache):
         return keys, values, KeyValueCache(keys, values, length, [length], self.reserve, **kept)
 
     def _with_capacity(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
-        """Return this cache, or a copy in a new buffer if it is full or another cache uses its next slots."""
-        if self.can_append(keys.shape[2]):
-            return self
+        """Return a copy in a new buffer, for a cache that is full or whose next slots another cache uses."""
         length = self.held + keys.shape[2]
         capacity = max(2 * length if self.length else length, min(self.reserve, RESERVED), FIRST_CAPACITY)
         buffers = [x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (keys, values)]
@@ -125,7 +123,13 @@ class KeyValueCache(PairCache):
     def filled(self, new: int) -> "KeyValueCache":
         """Return the cache with `new` more slots, which the caller has filled in the buffer."""
         self.high_water[0] = self.length + new
-        return dataclasses.replace(self, length=self.length + new)
+        return self._with_length(self.length + new)
+
+    def _with_length(self, length: int) -> Self:
+        """Return a cache of the same buffer that is filled up to `length`."""
+        other = object.__new__(type(self))  # once per layer and token: `dataclasses.replace` takes longer
+        other.__dict__.update(self.__dict__, length=length)
+        return other
 
     def moved(self, keys: Tensor, values: Tensor) -> "KeyValueCache":
         """Return the cache with other buffers that have the same filled slots.
@@ -154,7 +158,7 @@ class KeyValueCache(PairCache):
 
     def context(self, context: Context, device: torch.device) -> Context:
         """Return the context without the dropped keys."""
-        if self.held >= context.kv_len - context.q_len:
+        if self.length - self.start >= context.kv_len - context.q_len:
             return context
         return context.kept(self.first, self.held - self.first + context.q_len, device)
 

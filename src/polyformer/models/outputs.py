@@ -43,6 +43,21 @@ class ModelState(StateOfStates):
         parts = (self.layers, self.source, self.tokens)
         return next((tensor.shape[0] for part in parts for tensor in tensors_in(part)), None)
 
+    def after(self, tokens: Tokens, layers: tuple[LayerState, ...], source: Tensor | None) -> "ModelState":
+        """Return the state after further tokens of the same text."""
+        return ModelState(
+            tokens,
+            layers,
+            source,
+            self.source_valid,
+            self.source_length,
+            self.source_shard,
+            self.source_pos,
+            self.source_spans,
+            self.source_ids,
+            self.owner,
+        )
+
     def reorder_beams(self, index: Tensor) -> "ModelState":
         """Reorder as `reorder_`, for an index among rows of the same input, so the source stays in place."""
         return dataclasses.replace(self, layers=tuple(layer.reorder_beams(index) for layer in self.layers))

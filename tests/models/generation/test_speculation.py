@@ -54,14 +54,6 @@ def test_a_draft_that_always_agrees_saves_its_passes():
     assert model.generate(prompts(2, 5), max_new_tokens=3).drafted is None
 
 
-def test_a_model_in_training_drafts_without_dropout():
-    model, draft = decoder(3), decoder(3).train()
-    got = model.generate(prompts(1, 5), draft=draft, max_new_tokens=16, eos=())
-    assert draft.training
-    assert got.drafted is not None
-    assert got.drafted.accepted == got.drafted.proposed
-
-
 @pytest.mark.parametrize("draft", ["model", "lookup"])
 def test_stop_strings_and_streamers_see_every_token(draft):
     model, ids, steps = decoder(2), prompts(1, 4), []

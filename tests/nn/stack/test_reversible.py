@@ -18,7 +18,7 @@ from polyformer.models.presets import model_config
 from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
 from polyformer.nn.heads import EnhancedMaskedConfig
-from polyformer.nn.stack import AttentionConfig, Source, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, Source, Stack, StackConfig, build_stack
 
 WIDTH = 8
 SPANS = AdaptiveSpanConfig(max_span=4, ramp=2, initial=0.3, penalty=0.1, dropout=0.2)
@@ -37,7 +37,7 @@ def new_stack(dtype: torch.dtype = torch.float64, cross: bool = False, **options
         "position": LearnedPerLayerConfig(),
         **options,
     }
-    stack = Stack(StackConfig(**parts), WIDTH, 20, attention if cross else None).to(dtype).train()
+    stack = build_stack(StackConfig(**parts), WIDTH, 20, attention if cross else None).to(dtype).train()
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

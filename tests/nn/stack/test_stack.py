@@ -25,7 +25,15 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.nn.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
 from polyformer.nn.feedforward import DenseConfig, NoFeedForwardConfig
-from polyformer.nn.stack import AttentionConfig, Embedding, EmbeddingConfig, LayerCall, Stack, StackConfig
+from polyformer.nn.stack import (
+    AttentionConfig,
+    Embedding,
+    EmbeddingConfig,
+    LayerCall,
+    Stack,
+    StackConfig,
+    build_stack,
+)
 
 
 def new_stack(cross: bool = False, **options: Any) -> Stack:
@@ -37,7 +45,7 @@ def new_stack(cross: bool = False, **options: Any) -> Stack:
         "feedforward": DenseConfig(intermediate_size=8),
         **options,
     }
-    return Stack(StackConfig(**parts), 6, 20, attention if cross else None).double()
+    return build_stack(StackConfig(**parts), 6, 20, attention if cross else None).double()
 
 
 def test_layers_follow_one_another():
@@ -237,6 +245,6 @@ def test_a_group_has_the_attention_of_its_own_layers():
         num_hidden_groups=2,
         attention=AttentionConfig(mechanism=SoftmaxConfig(pattern=PerLayer((near, near, far, far)))),
     )
-    layers = Stack(config, 64, 16).layers
+    layers = build_stack(config, 64, 16).layers
     patterns = [layer.get_submodule("attention.mechanism").config.pattern for layer in layers]  # type: ignore[union-attr]
     assert patterns == [near, far]

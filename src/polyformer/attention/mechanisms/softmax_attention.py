@@ -9,7 +9,7 @@ Vaswani et al. 2017, section 3.2.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,13 +85,15 @@ class SoftmaxAttention(CachedAttention):
             k, v = integers.dequantized(k.dtype)
         elif state is not None:
             k, v, state = appended(state, k, v)
-        config = self.config
-        pattern, mods = config.pattern, () if config.soft_cap is None else (soft_cap(config.soft_cap),)
+        config, pattern = self.config, self.config.pattern
+        mods = () if config.soft_cap is None else (soft_cap(config.soft_cap),)
         if position is not None and pattern is not None:
             # Tables of relative positions are then computed only for distances inside the pattern.
             context = context.within_distances(pattern.distance_range())
-        options: dict[str, Any] = {"pattern": pattern, "mods": mods, "scale": config.scale, "sink": self.sink}
-        return self.attend(q, k, v, context, position, **options), state
+        y = self.attend(
+            q, k, v, context, position, pattern=pattern, mods=mods, scale=config.scale, sink=self.sink
+        )
+        return y, state
 
     def _attend_to_integers(
         self, q: Tensor, integers: Int8Pairs, context: Context, position: PositionTerms

@@ -56,6 +56,8 @@ class AxialConfig(PositionConfig):
 class Axial(Position):
     """A table [n_i, d_i] for each axis."""
 
+    embeds_layers = False
+
     def __init__(self, config: AxialConfig, width: int):
         super().__init__()
         self.grid = config.grid

@@ -88,20 +88,32 @@ class Position(nn.Module):
     adds_sinusoids = False
     """True if `embed` adds sinusoids to the token vectors: fixed vectors of length sqrt(E / 2)."""
 
+    rotates = False
+    """Whether `rotate` changes queries and keys."""
+
+    adds_terms = False
+    """Whether `score_mod` or `relative` add terms to the scores, so that a mechanism must have scores."""
+
+    embeds_layers: bool = False
+    """Whether `embed` changes the inputs of layers after the first; by default that of any layer."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.rotates = cls.rotate is not Position.rotate
+        adds = cls.score_mod is not Position.score_mod or cls.relative is not Position.relative
+        cls.adds_terms = adds
+        if "embed" in cls.__dict__ and "embeds_layers" not in cls.__dict__:
+            cls.embeds_layers = True
+
     @property
     def rotates_parts(self) -> bool:
         """Whether `parts` may return sets of pairs."""
         return False
 
     @property
-    def rotates(self) -> bool:
-        """Whether `rotate` changes queries and keys."""
-        return type(self).rotate is not Position.rotate
-
-    @property
     def is_plain(self) -> bool:
         """Whether scores are products of rotated queries and keys, of all pairs in one way."""
-        return self.cache is None and not self.rotates_parts and not changes_scores(self)
+        return self.cache is None and not self.adds_terms and not self.rotates_parts
 
     farthest: int | None = None
     """The distance from which on `relative` is constant, on either side; None if it never is."""
@@ -239,9 +251,7 @@ class BoundPosition:
 
 def changes_scores(position: Position) -> bool:
     """Return whether the scheme requires a mechanism that has scores."""
-    # On the class: a scheme that overrides neither method adds no terms.
-    kind = type(position)
-    return kind.score_mod is not Position.score_mod or kind.relative is not Position.relative
+    return position.adds_terms
 
 
 def with_relations(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:

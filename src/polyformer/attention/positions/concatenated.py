@@ -64,6 +64,8 @@ class ConcatenatedConfig(PositionConfig):
 class Concatenated(Position):
     """The module of the position vectors, and the matrix W if the widths require it."""
 
+    embeds_layers = False
+
     projects_input = True
 
     def __init__(self, config: ConcatenatedConfig, shape: Shape):

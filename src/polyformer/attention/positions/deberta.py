@@ -78,6 +78,8 @@ class DebertaConfig(PositionConfig):
 class Deberta(Position):
     """A table of relative embeddings for the stack and the projections of the table for each layer."""
 
+    embeds_layers = False
+
     adds_to_queries = True
 
     def __init__(self, config: DebertaConfig, shape: Shape):

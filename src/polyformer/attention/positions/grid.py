@@ -57,6 +57,8 @@ class GridConfig(PositionConfig):
 class Grid(Position):
     """Tables [H + 1, E], [W, E] and, with colours, [C, E]; the first `first` tokens get no vector."""
 
+    embeds_layers = False
+
     def __init__(self, hidden_size: int, shape: tuple[int, ...], first: int = 0):
         super().__init__()
         self.first = first

@@ -59,6 +59,7 @@ class Learned(Position):
             )
         self.tables = nn.ModuleList(nn.Embedding(offset + max_positions, width) for width in widths)
         self.max_positions, self.offset = max_positions, offset
+        self.embeds_layers = len(widths) > 1
 
     def position_tables(self) -> dict[str, int]:
         """Return all tables; the first `offset` rows of each table belong to no position."""
@@ -66,9 +67,10 @@ class Learned(Position):
 
     def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
         """Return x_p + table[p + offset] with the table of the layer."""
-        if layer >= len(self.tables):
+        table = self.tables._modules.get(str(layer))  # faster than an index
+        if table is None:
             return x
         if self.max_positions is not None:
             check_positions(pos, self.max_positions)
         # Positions [T] or [B, T] give vectors [T, E] or [B, T, E], which broadcast to x.
-        return x + self.tables[layer](pos + self.offset if self.offset else pos)
+        return x + table(pos + self.offset if self.offset else pos)

@@ -51,6 +51,8 @@ class SinusoidalConfig(PositionConfig):
 class Sinusoidal(Position):
     """The module that adds the sinusoids to the input of the first layer."""
 
+    embeds_layers = False
+
     adds_sinusoids = True
 
     def __init__(self, hidden_size: int, config: SinusoidalConfig):

@@ -92,11 +92,12 @@ class Context:
 
     @names_wrong_fields
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", tuple(x for x in map(self.__dict__.get, BY_ROW) if x is not None))
+        values = self.__dict__
+        values["tables"] = tuple([values[name] for name in BY_ROW if values[name] is not None])
         if not (self.tables or self.shard or self.whole or isinstance(self.q_start, Tensor)):
             lengths = self.q_len, self.kv_len, self.q_start, self.prefix, self.skipped
             limits = self.causal, self.distance_range, self.last_position, self.image
-            object.__setattr__(self, "numbers", (lengths, limits))
+            values["numbers"] = lengths, limits
         for name in BY_ROW if self.tables else ():
             length = self.q_len if name.startswith("q_") else self.kv_len
             if name == "relations" and self.whole is not None:  # columns are all slots, on every process

@@ -87,6 +87,12 @@ class ModelInputs:
         return ModelInputs(**fields), ids.shape[1]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the tokens are real, counted from 0, and of one document and segment without marks."""
+        tables = self.attention_mask is self.position_ids is self.document_ids is self.segment_ids is None
+        return tables and self.global_attention_mask is None
+
+    @property
     def text_ids(self) -> Tensor | None:
         """The ids [B, T]; None if they are only placeholders for token vectors."""
         return self.input_ids if self.inputs_embeds is None else None

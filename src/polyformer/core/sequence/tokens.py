@@ -40,6 +40,11 @@ class Tokens(State):
         """The number of tokens of a row so far, padding included."""
         return self.dropped + self.length
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether anything besides the number of tokens is known."""
+        return not (self.valid is self.pos is self.doc is self.segment is self.marked is None)
+
     def extended(self, inputs: ModelInputs) -> "Tokens":
         """Return these tokens followed by the tokens of `inputs`.
 
@@ -51,6 +56,8 @@ class Tokens(State):
         assert ids is not None
         rows, new = ids.shape
         length = self.length + new
+        if not self.has_tables and inputs.is_plain:
+            return Tokens(length, dropped=self.dropped, merged=self.merged, first=self.first)
         if mask is not None and mask.shape[-1] == self.seen + new and self.seen:
             valid: Tensor | None = without_keys(mask, self.first, self.first + self.dropped).bool()
             if self.merged:  # merged tokens have no column in the mask
@@ -158,6 +165,8 @@ class Tokens(State):
 
     def context(self, new: int, causal: bool, device: torch.device | None = None) -> Context:
         """Return the context of the last `new` tokens attending to all of these tokens."""
+        if not self.dropped and not self.has_tables:
+            return Context(new, self.length, causal)
         pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
         if pos is None and self.dropped:  # slots are counted from the first token that is stored
             pos = torch.arange(self.dropped, self.seen, device=device)

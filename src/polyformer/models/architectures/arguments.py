@@ -87,6 +87,20 @@ class Labels:
     score_positions: Tensor | None = None
     choices: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        labels: Tensor | None,
+        shift_labels: Tensor | None,
+        sentence_labels: Tensor | None,
+        neighbour_ids: Tensor | None,
+        score_positions: Tensor | None,
+    ) -> "Labels":
+        """Return the labels of a call; `NO_LABELS` if there are none."""
+        if labels is shift_labels is sentence_labels is neighbour_ids is score_positions is None:
+            return NO_LABELS
+        return cls(labels, shift_labels, sentence_labels, neighbour_ids, score_positions)
+
     def check(self, head: Head, has_encoder: bool) -> None:
         """Raise `InputError` for labels that `head` does not take."""
         if self.sentence_labels is not None and not head.predicts_sentence:
@@ -157,6 +171,9 @@ class Labels:
             choices=self.choices,
             score_positions=None if positions is None else positions.flatten(),
         )
+
+
+NO_LABELS = Labels()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from polyformer.nn.block.gated import GatedBlockConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.memory import RecurrentConfig
 from polyformer.nn.memory.recurrent import Hidden
-from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, Stack, StackConfig, build_stack
 from polyformer.nn.stack.layer import LayerState
 
 S = TypeVar("S", bound=State)
@@ -109,7 +109,7 @@ class DecoderTrunkConfig(TrunkConfig):
         config = self.decoder.override("memory", memory).override(
             "attention.mechanism.pattern", Window(self.memory_length, 0)
         )
-        return DecoderTrunk(Stack(config, hidden_size, self.memory_length), hidden_size)
+        return DecoderTrunk(build_stack(config, hidden_size, self.memory_length), hidden_size)
 
 
 @dataclasses.dataclass(frozen=True)

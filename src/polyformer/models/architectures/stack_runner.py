@@ -1,6 +1,5 @@
 """Running a stack of a model, its encoder or its decoder, from token ids to the stack's output."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full, SourceSpans
 from polyformer.attention.patterns.base import contains
-from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.positions import with_relations
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
@@ -19,6 +17,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import (
     ContextParallel,
     current_context_parallel,
+    installed,
     shard_sequence,
     shard_source,
 )
@@ -26,7 +25,7 @@ from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
 from polyformer.core.sequence.unpadding import unpadding
-from polyformer.models.architectures.arguments import OutputOptions
+from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, OutputOptions
 from polyformer.models.architectures.checks import (
     check_ids,
     check_inputs,
@@ -124,8 +123,7 @@ class StackRunner:
         """
         inputs = inputs.with_all_rows()
         self._check(inputs, state, cached)
-        over = current_context_parallel()
-        if over is not None:
+        if installed and (over := current_context_parallel()) is not None:
             return self._compute_share(inputs, options, over, state, cached)
         plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
@@ -141,6 +139,22 @@ class StackRunner:
             tokens=NO_TOKENS.extended(inputs),
             hidden_states=None if layers is None else tuple(padding.unpack(layer) for layer in layers),
         )
+
+    def following(self, inputs: ModelInputs, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Return the hidden states [B, T, E] of tokens that the model itself has chosen, and the next state.
+
+        The tokens follow `state`, and are not checked.
+        """
+        output = self._compute(inputs, NO_EXTRA_OUTPUTS, state)
+        return output.hidden, self.next_state(output, state)
+
+    def next_state(self, output: StackOutput, state: ModelState) -> ModelState:
+        """Return the state after `output`, which continued from `state`."""
+        layers, depth = output.layer_states, self.stack.depth
+        assert layers is not None
+        # Layer states have the projected source, so its hidden states are kept only for a depth policy.
+        source = state.source if depth is not None and depth.reads_source else None
+        return state.after(self.stack.remembered_tokens(output.tokens, layers), layers, source)
 
     def _check(self, inputs: ModelInputs, state: ModelState | None, cached: bool) -> None:
         """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
@@ -192,8 +206,9 @@ class StackRunner:
         """Run the stack on all tokens of `inputs`, including padding, or on this process's share of them."""
         ids = inputs.input_ids
         assert ids is not None
-        inputs = self._with_global_tokens(inputs, ids)
         new, stack = ids.shape[1], self.stack
+        if stack.reads_marks or inputs.global_attention_mask is not None:
+            inputs = self._with_global_tokens(inputs, ids)
         tokens = (state.tokens if state else NO_TOKENS).extended(inputs)
         # Positions continue after the tokens in `state`, so only the new ones are needed here.
         pos = tokens.last(new, ids.device)
@@ -214,11 +229,16 @@ class StackRunner:
         x = self._embed(ids, pos, inputs)
         again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
-        recording = recorded() if options.output_attentions else contextlib.nullcontext([])
-        with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            halting = stack.start_halting(x, pos, context, source, self.predict)
-            hidden, layer_states = stack(x, pos, context, source, layer_states, collect, halting)
-        if layer_states is not None and stack.memory is None:
+        halting = stack.start_halting(x, pos, context, source, self.predict)
+        arguments = x, pos, context, source, layer_states, collect, *(() if halting is None else (halting,))
+        attentions: list[Tensor] = []
+        with collect_auxiliary_losses() as auxiliary_losses:
+            if options.output_attentions:
+                with recorded() as attentions:
+                    hidden, layer_states = stack(*arguments)
+            else:
+                hidden, layer_states = stack(*arguments)
+        if attentions and layer_states is not None and stack.memory is None:
             attentions = all_columns(attentions, layer_states, tokens.seen, source is not None)
         last_layer = None
         if collect is not None and again:
@@ -277,7 +297,7 @@ class StackRunner:
         pattern of the stack reads them; raises `InputError` if the caller names some and no pattern reads
         them."""
         if inputs.global_attention_mask is not None:
-            if not reads_marks(self.stack.mechanism):
+            if not self.stack.reads_marks:
                 raise InputError(
                     f"global_attention_mask: no pattern of the {self.name} reads it; "
                     "add `| Marked()` to its attention"
@@ -286,6 +306,6 @@ class StackRunner:
         mask = inputs.attention_mask
         mask = None if mask is None else mask[:, -ids.shape[1] :]  # with a state it may cover the past too
         marks = self.config.head.global_attention_mask(ids, mask)
-        if marks is None or not reads_marks(self.stack.mechanism):
+        if marks is None:
             return inputs
         return dataclasses.replace(inputs, global_attention_mask=marks)

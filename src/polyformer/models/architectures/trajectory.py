@@ -34,7 +34,7 @@ from polyformer.models.outputs import TrajectoryState
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig, build_stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class TrajectoryTransformer(PretrainedMixin):
         self.actions = Linear(sizes.action_size, width)
         self.norm = LayerNorm(width)
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.decoder = Stack(config.decoder, width, config.max_position_embeddings)
+        self.decoder = build_stack(config.decoder, width, config.max_position_embeddings)
         self.head = Predictions(width, sizes)
         initialize(self, config.initializer_range)
 

@@ -10,13 +10,18 @@ from torch import Tensor, nn
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.initialization import initialize
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Weight
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import arguments
-from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs, Labels, OutputOptions
+from polyformer.models.architectures.arguments import (
+    NO_EXTRA_OUTPUTS,
+    NO_LABELS,
+    DecoderInputs,
+    Labels,
+    OutputOptions,
+)
 from polyformer.models.architectures.checks import check_same_source, refuse
 from polyformer.models.architectures.context_parallel import mean_loss_over_group
 from polyformer.models.architectures.exit_loss import ExitLoss
@@ -30,7 +35,7 @@ from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.heads import HeadInput
-from polyformer.nn.stack import AdaptiveEmbedding, Embedding, Stack, with_policy
+from polyformer.nn.stack import AdaptiveEmbedding, Embedding, Stack, build_stack, with_policy
 
 # The modules that map token ids to vectors.
 Table = nn.Embedding | Int8Embedding | AdaptiveEmbedding
@@ -55,7 +60,7 @@ class Transformer(PretrainedMixin):
         for name, part in (("encoder", config.encoder), ("decoder", config.decoder)):
             stack = embedding = None
             if part is not None:
-                stack = Stack(part, width, positions, cross if name == "decoder" else None, size)
+                stack = build_stack(part, width, positions, cross if name == "decoder" else None, size)
                 embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position)
             self.add_module(name, stack)
             self.add_module(f"{name}_embedding", embedding)
@@ -104,7 +109,7 @@ class Transformer(PretrainedMixin):
         output_hidden_states: bool = False,
         source_spans: Tensor | None = None,
     ) -> ModelOutput:
-        """Run the model. A call in training mode waits until calls of `generate` in other threads end.
+        """Run the model.
 
         Args:
             {ModelInputs}
@@ -133,7 +138,7 @@ class Transformer(PretrainedMixin):
         target = DecoderInputs(
             decoder_input_ids, decoder_attention_mask, decoder_relation_ids, decoder_inputs_embeds
         )
-        goals = Labels(labels, shift_labels, sentence_labels, neighbour_ids, score_positions)
+        goals = Labels.of(labels, shift_labels, sentence_labels, neighbour_ids, score_positions)
         options = OutputOptions(output_attentions, output_hidden_states)
         return self._run(inputs, target, goals, state, use_cache, options)
 
@@ -147,23 +152,24 @@ class Transformer(PretrainedMixin):
         options: OutputOptions,
     ) -> ModelOutput:
         """Run the sides that the model has, one after the other, and its head."""
-        decoder_inputs = target.as_inputs()
-        inputs, labels = labels.flatten_choices(self.head, inputs)
-        labels.check(self.head, self.encoder is not None)
-        with training_pass(self):
-            if self.encoder is not None and self.decoder is not None:
-                return self._run_both(inputs, decoder_inputs, labels, state, use_cache, options)
-            single = "an encoder-only model" if self.encoder else "a decoder-only model"
-            target.check_absent(single, inputs.source_spans)
-            if self.decoder is None:
-                refuse("an encoder-only model", state=state, use_cache=use_cache or None)
-                encoded = self.runner("encoder").run(inputs, options, unpads=self.unpads)
-                return self._finish(encoded, labels, options, inputs.text_ids)
-            if state is None and use_cache:
-                state = self.new_state()
-            decoded = self.runner("decoder").run(inputs, options, state, unpads=self.unpads)
+        if self.head.reads_choices:
+            inputs, labels = labels.flatten_choices(self.head, inputs)
+        if labels is not NO_LABELS:
+            labels.check(self.head, self.encoder is not None)
+        if self.encoder is not None and self.decoder is not None:
+            return self._run_both(inputs, target.as_inputs(), labels, state, use_cache, options)
+        single = "an encoder-only model" if self.encoder else "a decoder-only model"
+        target.check_absent(single, inputs.source_spans)
+        if self.decoder is None:
+            refuse("an encoder-only model", state=state, use_cache=use_cache or None)
+            encoded = self.runner("encoder").run(inputs, options, unpads=self.unpads)
+            return self._finish(encoded, labels, options, inputs.text_ids)
+        if state is None and use_cache:
+            state = self.new_state()
+        decoded = self.runner("decoder").run(inputs, options, state, unpads=self.unpads)
+        if labels is not NO_LABELS:
             labels = labels.shifted(self.head, inputs.document_ids, decoded.tokens, self.config.vocab_size)
-            return self._finish(decoded, labels, options, inputs.text_ids, state)
+        return self._finish(decoded, labels, options, inputs.text_ids, state)
 
     def _run_both(
         self,
@@ -228,6 +234,14 @@ class Transformer(PretrainedMixin):
         stack = self.decoder
         assert stack is not None
         return ModelState(NO_TOKENS, with_policy(stack, stack.new_states(reserve), cache), owner=stack.owner)
+
+    def following(self, ids: Tensor, state: ModelState, **inputs: Tensor) -> tuple[Tensor, ModelState]:
+        """Return the hidden states [B, T, E] of tokens [B, T] after `state`, and the next state.
+
+        For tokens that the model itself has chosen: neither they nor the inputs of `forward` by name are
+        checked, and nothing is predicted.
+        """
+        return self.runner("decoder").following(ModelInputs(ids, **inputs), state)
 
     def logits_at(
         self, output: ModelOutput, places: "slice | Tensor", neighbour_ids: Tensor | None = None
@@ -313,11 +327,12 @@ class Transformer(PretrainedMixin):
 
         ids: of the text or source. encoded: the output of the encoder of an encoder-decoder.
         """
-        labels = labels.local_part(output.shard)
+        if output.shard is not None:
+            labels = labels.local_part(output.shard)
         valid, table = output.output_tokens.new_valid(output.hidden.shape[1]), self._output_weight()
-        head_input = labels.add_to(
-            HeadInput(output.hidden, valid, table, output.last_layer, ids=ids), self.config.vocab_size
-        )
+        head_input = HeadInput(output.hidden, valid, table, output.last_layer, ids=ids)
+        if labels is not NO_LABELS:
+            head_input = labels.add_to(head_input, self.config.vocab_size)
         loss, predictions = self.head(head_input, labels.labels)
         losses = None
         if loss is not None:
@@ -336,12 +351,7 @@ class Transformer(PretrainedMixin):
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
         if state is not None and output.layer_states is not None:
-            assert self.decoder is not None
-            layers, depth = output.layer_states, self.decoder.depth
-            # Layer states have the projected source, so its hidden states are kept only for a depth policy.
-            source = state.source if depth is not None and depth.reads_source else None
-            tokens = self.decoder.remembered_tokens(output.tokens, layers)
-            next_state = dataclasses.replace(state, tokens=tokens, layers=layers, source=source)
+            next_state = self.runner("decoder").next_state(output, state)
         return ModelOutput(
             loss,
             output.hidden,

@@ -42,7 +42,7 @@ from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig, HeadInput, HeadShape
-from polyformer.nn.stack import AttentionConfig, Stack, StackConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig, build_stack
 
 
 def _encoder() -> StackConfig:
@@ -162,7 +162,7 @@ class VisionTransformer(PretrainedMixin):
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
         self.registers = nn.Embedding(config.registers, width) if config.registers else None
         self.dropout = Dropout(config.dropout)
-        self.encoder = Stack(config.encoder, width, image.length, image=image)
+        self.encoder = build_stack(config.encoder, width, image.length, image=image)
         self.head = config.head.build(config.head_shape())
         initialize(self, config.initializer_range)
 

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packed_copies
+from polyformer.core.ops.packed_weights import (
+    SMALL_WEIGHT,
+    PackedCopies,
+    PackedWeights,
+    packed_copies,
+)
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity
@@ -61,6 +66,10 @@ class GenerativeModel(Protocol):
 
     def predictions(self, hidden: Tensor) -> Tensor:
         """Return the head's logits [B, T, V] of hidden states [B, T, E]."""
+        ...
+
+    def following(self, ids: Tensor, state: Any, **inputs: Tensor) -> tuple[Tensor, Any]:
+        """Return the hidden states [B, T, E] of tokens [B, T] after `state`, and the next state."""
         ...
 
     def new_state(self, reserve: int, cache: CachePolicy | None = None) -> ModelState:
@@ -160,7 +169,9 @@ class Decoder:
         if compile and self.recomputes:
             raise InputError("compile: a graph needs a KV cache, and the mechanism keeps none; leave it out")
         self.compiled = CompiledSteps(model) if compile else None
-        self.packed: PackedWeights | None = None  # chosen by the number of rows of the first step
+        self.packed: PackedWeights | contextlib.nullcontext[None] | None = (
+            None  # chosen by the number of rows of the first step
+        )
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -189,7 +200,8 @@ class Decoder:
                 neighbours, retrieval_state = self.retrieval.start(
                     input_ids, attention_mask, self.max_new_tokens
                 )
-            with full_depth():  # later tokens use this state
+            adaptive = self.model.decoder is not None and self.model.decoder.depth is not None
+            with full_depth() if adaptive else contextlib.nullcontext():  # later tokens use this state
                 if not inputs and reads_in_chunks(self.model.decoder, state, input_ids):
                     output = read_in_chunks(self._run, input_ids, attention_mask, state)
                 else:
@@ -222,31 +234,42 @@ class Decoder:
         if self.retrieval is not None and state.retrieval is not None:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
         if self.packed is None:
-            self.packed = PackedWeights(self._copies(), tokens.numel())
+            self.packed = self._packed(tokens.numel())
         with self.packed:
-            inputs = {name: tokens, **copied}
             step = None
             if self.compiled is not None:
+                inputs = {name: tokens, **copied}
+                assert isinstance(self.packed, PackedWeights)
                 step = self.compiled.read(tokens, state.model, last, inputs, self.packed.copies)
             if step is not None:
                 logits, self.hidden, after = step
                 _check_finite(logits)
-            else:
-                output = self._run(**inputs, state=state.model)
+            elif self.dola is not None or neighbours is not None:
+                output = self._run(**{name: tokens, **copied}, state=state.model)
                 logits, after = self._logits_and_state(output, last, neighbours)
-        return logits, dataclasses.replace(state, model=after, retrieval=retrieval_state)
+            else:
+                self.hidden, after = self.model.following(tokens, state.model, **copied)
+                logits = self.model.predictions(self.hidden[:, -last:])
+                _check_finite(logits)
+                logits = logits if self.mixture is None else self._mixed(logits, last)
+        return logits, DecodingState(after, state.names, state.numbers, retrieval_state)
 
     def _reserve(self, length: int) -> int:
         """Return the number of slots to reserve for `length` tokens and the new tokens."""
         most = length + self.max_new_tokens
         return most if self.compiled is None else capacity(most)
 
-    def _copies(self) -> PackedCopies | None:
-        """Return packed copies of the weights, without copies of weights that changed; None for few steps."""
-        # The copies are for the few rows of a step.
-        if self.max_new_tokens < PACK_FOR_STEPS or self.recomputes:
-            return None
-        return PackedCopies() if self.weights_owner is None else packed_copies(self.weights_owner)
+    def _packed(self, rows: int) -> "PackedWeights | contextlib.nullcontext[None]":
+        """Return the context of steps with this number of rows: with packed weights if they repay."""
+        packs = self.max_new_tokens >= PACK_FOR_STEPS and not self.recomputes and self._is_large()
+        if not packs:
+            return contextlib.nullcontext() if self.compiled is None else PackedWeights(None, rows)
+        owner = self.weights_owner
+        return PackedWeights(PackedCopies() if owner is None else packed_copies(owner), rows)
+
+    def _is_large(self) -> bool:
+        """Return whether a weight is large enough for a packed copy."""
+        return any(weight.numel() > SMALL_WEIGHT for weight in self.model.parameters())
 
     def _run(self, **inputs: Any) -> ModelOutput:
         """Run a pass of the model, with the hidden states of all layers if they are contrasted."""
@@ -270,9 +293,13 @@ class Decoder:
         _check_finite(logits)
         if self.dola is not None and output.hidden_states is not None:
             logits = self.dola(logits, output.hidden_states)
-        if self.mixture is not None and self.last is not None:
-            logits = self.mixture(logits, self.last.value[:, -last:])
-        return logits, output.state
+        return logits if self.mixture is None else self._mixed(logits, last), output.state
+
+    def _mixed(self, logits: Tensor, last: int) -> Tensor:
+        """Return the mixture of logits [N, K, V] of the `last` K tokens."""
+        assert self.mixture is not None
+        assert self.last is not None
+        return self.mixture(logits, self.last.value[:, -last:])
 
 
 def _check_finite(logits: Tensor) -> None:

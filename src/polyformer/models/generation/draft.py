@@ -1,13 +1,11 @@
 """The `draft` argument of `generate`: its checks, and the drafter that it selects."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, cast
 
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.generation.config import GenerationConfig, SpeculationConfig
 from polyformer.models.generation.constraints import Processor
 from polyformer.models.generation.decoder import GenerativeModel, check_inputs
@@ -33,11 +31,6 @@ def make_drafter(
             cast(GenerativeModel, draft), max_new_tokens, processors, choose, config.method == "sample"
         )
     return cast(Drafter, draft)
-
-
-def in_evaluation_mode(draft: Draft | None) -> contextlib.AbstractContextManager[None]:
-    """Return a context with a draft model in evaluation mode."""
-    return evaluating(draft) if isinstance(draft, nn.Module) else contextlib.nullcontext()
 
 
 def check_draft(

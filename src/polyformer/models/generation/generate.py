@@ -1,6 +1,7 @@
 """`generate`: continue a text, or generate the target of a source."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -8,8 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.argument_types import names_wrong_types
-from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.errors import Caution, InputError
 from polyformer.models.generation.beam_search import beam_search
 from polyformer.models.generation.config import GenerationConfig
 from polyformer.models.generation.continued_text import Decode
@@ -24,7 +24,7 @@ from polyformer.models.generation.decoder import (
     prompt_or_start_token,
 )
 from polyformer.models.generation.dola import Dola, candidate_layers
-from polyformer.models.generation.draft import Draft, check_draft, in_evaluation_mode, make_drafter
+from polyformer.models.generation.draft import Draft, check_draft, make_drafter
 from polyformer.models.generation.processors import processors
 from polyformer.models.generation.results import DraftStatistics, Generated, SearchResult, without_padding
 from polyformer.models.generation.search import SearchSettings, sampler, search
@@ -60,8 +60,8 @@ def generate(
     """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
 
     Args:
-        model: a `Transformer` with a decoder and a language-model head; in evaluation mode meanwhile, for all
-            threads (`polyformer.core.evaluation_mode`): training passes wait, unless they train a copy.
+        model: a `Transformer` with a decoder and a language-model head, in evaluation mode (`model.eval()`);
+            in training mode dropout is active, and a warning says so.
         input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids
             `special.bos` begins one text of a decoder-only model.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
@@ -96,7 +96,9 @@ def generate(
     contrast = _layer_contrast(model, config, mixture or retrieval)
     decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile, config.cache)
     prompts = _prompts(model, input_ids, attention_mask)
-    with evaluating(model), in_evaluation_mode(draft), decoder.recording(), torch.no_grad():
+    for name, module in (("model", model), ("draft", draft)):
+        _warn_of_training_mode(name, module)
+    with decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
         stops = _stopping(config, special.eos, decode, streamer, *prompts)
         rules = SearchSettings(max_new_tokens, special.fill, active, stops, streamer)
@@ -248,3 +250,14 @@ def _check_options(
     # Every step needs num_beams extensions that do not end.
     if beams + max(1, len(special.eos)) > vocabulary:
         raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")
+
+
+def _warn_of_training_mode(name: str, model: object) -> None:
+    """Warn that dropout is active, if an argument of `generate` is a model in training mode."""
+    if getattr(model, "training", False):
+        warnings.warn(
+            f"{name}: expected a model in evaluation mode, got training mode, in which dropout changes the "
+            f"text; call {name}.eval() first",
+            category=Caution,
+            stacklevel=4,
+        )

@@ -103,6 +103,11 @@ class RecomputingModel:
         source = {name: x for name, x in source.items() if x is not None}
         return TextSoFar(source_names=tuple(source), source_values=tuple(source.values()))
 
+    def following(self, ids: Tensor, state: TextSoFar, **inputs: Tensor) -> tuple[Tensor, TextSoFar]:
+        """Return the hidden states [B, T, E] of tokens [B, T] after a text, and the next text."""
+        output: Any = self(state=state, **{self.ids: ids, **inputs})
+        return output.last_hidden_state, output.state
+
     def __call__(
         self, *, state: TextSoFar, output_hidden_states: bool = False, **inputs: Tensor | None
     ) -> ModelOutput:

@@ -61,10 +61,10 @@ class PreNorm(Block):
     def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
         """Apply x = x + dropout(f(norm(x))) for each f in turn."""
         # x itself is never normalized, so gradients reach every layer through the identity path.
+        add = finite_sum if self.finite else torch.add
         for norm, sublayer in zip(self.norms, sublayers):
-            y = sublayer(normalize(norm, x, valid))
-            y = self.dropout(y) if self.training else y
-            x = finite_sum(x, y) if self.finite else x + y
+            y = sublayer(norm(x) if valid is None else normalize(norm, x, valid))
+            x = add(x, self.dropout(y) if self.training else y)
         return x
 
 

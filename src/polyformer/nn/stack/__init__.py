@@ -7,6 +7,7 @@ from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.feature_layer import FeatureLayer
+from polyformer.nn.stack.feature_stack import FeatureStack, build_stack
 from polyformer.nn.stack.global_projections import copy_local_projections
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
@@ -23,6 +24,7 @@ __all__ = [
     "EmbeddingConfig",
     "FeatureAttention",
     "FeatureLayer",
+    "FeatureStack",
     "LatentAttention",
     "LatentConfig",
     "Layer",
@@ -32,6 +34,7 @@ __all__ = [
     "Source",
     "Stack",
     "StackConfig",
+    "build_stack",
     "copy_local_projections",
     "with_policy",
 ]

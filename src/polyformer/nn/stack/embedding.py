@@ -81,22 +81,26 @@ class Embedding(nn.Module):
             norm.build(hidden_size if position.projects_input else width) if config.normed else nn.Identity()
         )
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
-        as_wide = position.projects_input or config.size is None
-        self.widen = nn.Identity() if as_wide else Linear(width, hidden_size)
+        self.as_wide = position.projects_input or config.size is None
+        self.widen = nn.Identity() if self.as_wide else Linear(width, hidden_size)
+        self.normed, self.has_types = config.normed, self.types is not None
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the sum, with type 0 and no language by default; `InputError` for a missing table."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
-        x = _add_rows(
-            x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size"
-        )
-        languages = None if inputs.langs is None else self.languages
-        x = _add_rows(x, languages, pos, inputs.langs, "langs", "embedding.num_languages")
+        if self.has_types or inputs.token_type_ids is not None:
+            x = _add_rows(
+                x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size"
+            )
+        if inputs.langs is not None:
+            x = _add_rows(x, self.languages, pos, inputs.langs, "langs", "embedding.num_languages")
         x = x * self.sum_factor if self.sum_factor != 1.0 else x
-        mask = inputs.attention_mask  # with a state it may cover the past too
-        valid = None if mask is None else mask[:, -x.shape[1] :].bool()
-        x = normalize(self.norm, position.embed(x, pos, 0), valid)
-        return self.widen(self.dropout(x) if self.training else x)
+        x = position.embed(x, pos, 0)
+        if self.normed:
+            mask = inputs.attention_mask  # with a state it may cover the past too
+            x = normalize(self.norm, x, None if mask is None else mask[:, -x.shape[1] :].bool())
+        x = self.dropout(x) if self.training else x
+        return x if self.as_wide else self.widen(x)
 
 
 def _add_rows(

@@ -177,11 +177,17 @@ class MultiHeadAttention(nn.Module):
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of x, before positions."""
-        assert self.key is not None
+        key = self.key
+        assert key is not None
         # With packed or int8 weights, `linears` computes the three projections as a single product.
-        q, k, v = linears(x, (self.query, self.key, self.value))
-        q, k = self._heads(q, self.query_norm), self._heads(k, self.key_norm)
-        return q, k, split_heads(v, self.value_size)
+        q, k, v = linears(x, (self.query, key, self.value))
+        if self.query_norm is not None:
+            return (
+                self._heads(q, self.query_norm),
+                self._heads(k, self.key_norm),
+                split_heads(v, self.value_size),
+            )
+        return split_heads(q, self.head_size), split_heads(k, self.head_size), split_heads(v, self.value_size)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E]."""

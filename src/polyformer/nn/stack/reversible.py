@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.ops.second_order import first_order
 from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
@@ -153,8 +152,7 @@ def _residual_steps(
             assert isinstance(layer, FeatureLayer)
             memories.append(layer.memory_state(x, call))
             is_recorded = True
-        with training_pass(layer):
-            y = block.residual_branch(index, sublayer, x)
+        y = block.residual_branch(index, sublayer, x)
         new.clear()  # otherwise the projected source of every layer would stay in memory
         return y
 

@@ -15,14 +15,13 @@ run inside a single autograd function (stack/reversible.py).
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block import merge_streams
 from polyformer.nn.depth import Active, Halting
@@ -102,8 +101,8 @@ class RunCheckpointed:
                 "recompute: a norm over all tokens would count every batch twice; set it to false"
             )
         # The layer runs inside `checkpoint`, so only x and the arguments stay in memory.
-        arguments = self.run, index, layer, x, active
-        return torch.utils.checkpoint.checkpoint(_in_training, *arguments, use_reentrant=False)  # type: ignore[return-value]
+        arguments = index, layer, x, active
+        return torch.utils.checkpoint.checkpoint(self.run, *arguments, use_reentrant=False)  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,9 +167,3 @@ class RecordInput:
         """Return the results of the inner runner."""
         self.collect.append(merge_streams(x, self.dtype) if self.reversible else x)
         return self.run(index, layer, x, active)
-
-
-def _in_training(run: LayerRunner, index: int, layer: nn.Module, *arguments: Any) -> Any:
-    """Run the layer; the backward pass repeats this, with dropout as in the forward pass."""
-    with training_pass(layer):
-        return run(index, layer, *arguments)  # type: ignore[arg-type]

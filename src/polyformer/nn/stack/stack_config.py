@@ -138,6 +138,13 @@ class StackConfig(Config):
         return *counts, cross, *texts, f"feedforward {json.dumps(own)}"
 
     @property
+    def has_features(self) -> bool:
+        """Whether the stack has parts that only a `FeatureStack` runs."""
+        kept = isinstance(self.memory, NoMemoryConfig) and isinstance(self.depth, FixedConfig)
+        wiring = self.block.reversible or self.block.exceeds_float16 or self.attention.value_residual
+        return not kept or wiring or self.convolution is not None or self.layerdrop > 0
+
+    @property
     def shared_layers(self) -> list[int]:
         """Return for each layer the index of its weights among all distinct layers."""
         return shared_layers(self.num_hidden_layers, self.num_hidden_groups, self.layers_per_group)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, sum_auxiliary_losses
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import training_pass
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import Transformer
@@ -194,17 +193,14 @@ class Stage(nn.Module):
     def hidden(self, *values: Tensor, **batch: Tensor) -> tuple[list[Tensor], AuxiliaryLosses]:
         """Return the inputs of the next stage, and the auxiliary losses of the layers."""
         self._set_spans()
-        with training_pass(self.model):
-            read, losses = self._read_source(values, batch)
-            if "decoder" in self.layers_by_stack:
-                state = _state(read[0], batch) if self.reads_source else None
-                side = self.model.runner("decoder")
-                unpads = self.model.unpads and state is None
-                ran = side.run(
-                    self._target(read, batch), NO_EXTRA_OUTPUTS, state, cached=False, unpads=unpads
-                )
-                losses = sum_auxiliary_losses(losses, ran.auxiliary_losses)
-                read = [read[0], ran.hidden] if self.reads_source else [ran.hidden]
+        read, losses = self._read_source(values, batch)
+        if "decoder" in self.layers_by_stack:
+            state = _state(read[0], batch) if self.reads_source else None
+            side = self.model.runner("decoder")
+            unpads = self.model.unpads and state is None
+            ran = side.run(self._target(read, batch), NO_EXTRA_OUTPUTS, state, cached=False, unpads=unpads)
+            losses = sum_auxiliary_losses(losses, ran.auxiliary_losses)
+            read = [read[0], ran.hidden] if self.reads_source else [ran.hidden]
         return list(read), losses if self.training else {}
 
     def output(self, *values: Tensor, **batch: Tensor) -> tuple[ModelOutput, AuxiliaryLosses]:
