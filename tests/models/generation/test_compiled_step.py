@@ -14,10 +14,12 @@ from tiny_models import FAMILIES, VOCAB, decoder, left_padded, prompts
 from polyformer import InputError, create_model
 from polyformer.attention.mechanisms import softmax_attention
 from polyformer.core import recorded_graph
+from polyformer.core.errors import Caution
 from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, is_recorded, record
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.generation import step_graph
+from polyformer.models.generation.compiled_step import LONG, _suggest_graph, captures_by_default
 
 POSITIONS = (
     *("none", "learned", "learned_per_layer", "sinusoidal", "concatenated", "rope", "alibi", "t5"),
@@ -338,3 +340,38 @@ print(model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=9, compi
     (file,) = (tmp_path / "polyformer" / "graphs").iterdir()
     file.write_bytes(file.read_bytes()[:1000])
     assert process() == first, "a damaged file counts as missing"
+
+
+def test_a_graph_is_the_default_on_cuda_only():
+    model, cuda = decoder(), torch.device("cuda")
+    assert captures_by_default(model, cuda, 16)
+    assert not captures_by_default(model, cuda, 15)
+    assert not captures_by_default(model, torch.device("cpu"), 16)
+    sparse = create_model("decoder-tiny", vocab_size=VOCAB, attention="Strided(8)").eval()
+    assert not captures_by_default(sparse, cuda, 16)
+
+
+def test_a_long_generation_on_a_cpu_is_told_of_graphs_once():
+    _suggest_graph.cache_clear()
+    with pytest.warns(Caution, match="compile=True"):
+        captures_by_default(decoder(), torch.device("cpu"), LONG)
+    captures_by_default(decoder(), torch.device("cpu"), LONG)  # another warning would be an error
+
+
+def test_steps_run_one_by_one_if_a_graph_by_default_cannot_be_recorded(tmp_path):
+    """No compiler is installed, and the choice for CUDA is made for this CPU."""
+    code = """
+import torch, polyformer
+from polyformer.models.generation import decoder
+model = polyformer.create_model("decoder-tiny").eval()
+ids = torch.ones(1, 4, dtype=torch.long)
+plain = model.generate(ids, max_new_tokens=20, compile=False).sequences
+decoder.captures_by_default = lambda *_: True
+assert torch.equal(model.generate(ids, max_new_tokens=20).sequences, plain)
+"""
+    missing = {"CXX": str(tmp_path / "none"), "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | missing, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the graph of a step could not be recorded") == 1

@@ -137,7 +137,7 @@ class GenerateOptions:
         metavar="RUN",
     )
     compile: bool = option(
-        "make a graph of the step of a token: much faster on a GPU; on a CPU the first text waits 10 seconds",
+        "make a graph of the step of a token, as on a GPU by default; a CPU compiles for 10 seconds",
         False,
     )
     cache: str | None = option(
@@ -191,7 +191,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     draft = None if options.draft is None else draft_of(options, task)
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
-    more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile}
+    more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile or None}
     with model_threads(model):
         for prompt in in_turn(prompts_of(options)):
             write(task, model, config, prompt, more)

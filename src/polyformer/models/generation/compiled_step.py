@@ -8,24 +8,75 @@ layouts of `core.ops.weight_layouts` and `core.ops.integer_products`. On a GPU t
 without a compiler.
 """
 
+import functools
+import warnings
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
 from polyformer.attention.positions import changes_scores
-from polyformer.core.errors import InputError
+from polyformer.core.errors import Caution, InputError
 from polyformer.core.instrumentation import collecting
 from polyformer.core.ops.packed_weights import PackedCopies
 from polyformer.models.generation.fixed_step import FixedStep
-from polyformer.models.generation.step_graph import StepGraph, keep, take
+from polyformer.models.generation.step_graph import MOST_KEPT, StepGraph, keep, take
 from polyformer.models.outputs import ModelState
 
 LEAST_CAPACITY = 64
 """The least capacity of a cache; every other capacity needs other code."""
+
+
+GRAPH_FROM = 16
+"""New tokens from which a CUDA graph repays its capture, which takes as long as about ten steps without."""
+
+LONG = 1000
+"""New tokens from which 10 seconds of compiling on a CPU repay, for one text of a model like GPT-2."""
+
+
+def captures_by_default(model: Any, device: torch.device, new_tokens: int) -> bool:
+    """Return whether a generation that does not ask for a graph gets one: on CUDA, if the model has a graph.
+
+    On a CPU a long generation is told once that it could ask.
+    """
+    if device.type != "cuda":
+        if new_tokens >= LONG and device.type == "cpu" and _is_compilable(model):
+            _suggest_graph()
+        return False
+    return new_tokens >= GRAPH_FROM and _is_compilable(model)
+
+
+def _is_compilable(model: Any) -> bool:
+    """Return whether a model has steps with a graph."""
+    try:
+        check_compilable(model)
+    except InputError:
+        return False
+    return True
+
+
+@functools.cache
+def _suggest_graph() -> None:
+    warnings.warn(
+        f"generate: texts of {LONG} tokens and more are faster on a CPU with compile=True, after 10 seconds "
+        "of compiling",
+        category=Caution,
+        stacklevel=6,
+    )
+
+
+@functools.cache
+def _warn_of_failed_graph(reason: str) -> None:
+    warnings.warn(
+        f"generate: the graph of a step could not be recorded ({reason}), so steps run one by one; pass "
+        "compile=False to leave it out",
+        category=Caution,
+        stacklevel=8,
+    )
 
 
 def capacity(length: int) -> int:
@@ -67,12 +118,13 @@ class CompiledSteps:
     """Reads steps of a model through one compiled graph.
 
     graph: in use since the second step, or the first if an earlier call has left it. buffers: the caches of
-    the graph's rows that it used last.
+    the graph's rows that it used last. falls_back: whether steps run one by one, after a warning, if the
+    graph cannot be recorded.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, falls_back: bool = False):
         check_compilable(model)
-        self.model = model
+        self.model, self.falls_back, self.has_failed = model, falls_back, False
         self.is_first = True
         self.graph: StepGraph | None = None
         self.buffers: list[Tensor] = []
@@ -93,12 +145,12 @@ class CompiledSteps:
         """
         step, is_first = FixedStep.of(tokens, state, last, inputs, self.model.decoder), self.is_first
         self.is_first = False
-        if step is None:
+        if step is None or self.has_failed:
             return None
         if self.graph is None:
             self.graph = take(self.model, copies, step)
         if self.graph is None:
-            return None if is_first else self._record(step, copies)  # the first step packs weights
+            return None if is_first else self._record_or_fall_back(step, copies)  # the first packs weights
         if not self.graph.serves(step):
             return None
         self._move(step, self.graph)
@@ -109,8 +161,22 @@ class CompiledSteps:
     def close(self) -> None:
         """Leave the graph for the next call."""
         if self.graph is not None:
-            keep(self.model, self.graph)
+            # Nobody asked for a graph by default, so less memory stays in use.
+            keep(self.model, self.graph, 1 if self.falls_back else MOST_KEPT)
             self.graph = None
+
+    def _record_or_fall_back(
+        self, step: FixedStep, copies: PackedCopies | None
+    ) -> tuple[Tensor, Tensor, ModelState] | None:
+        """Read a step and record its graph; None if that fails and steps may run one by one."""
+        try:
+            return self._record(step, copies)
+        except (InputError, RuntimeError) as error:
+            if not self.falls_back:
+                raise
+            self.graph, self.has_failed = None, True
+            _warn_of_failed_graph(str(error).partition("\n")[0])
+            return None
 
     def _record(self, step: FixedStep, copies: PackedCopies | None) -> tuple[Tensor, Tensor, ModelState]:
         """Read a step and record its graph."""

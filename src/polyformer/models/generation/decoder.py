@@ -17,7 +17,7 @@ from polyformer.core.ops.packed_weights import (
 )
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State, StateOfStates
-from polyformer.models.generation.compiled_step import CompiledSteps, capacity
+from polyformer.models.generation.compiled_step import CompiledSteps, capacity, captures_by_default
 from polyformer.models.generation.dola import Dola
 from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
 from polyformer.models.generation.recomputing import with_state
@@ -134,8 +134,9 @@ class Decoder:
     """Runs `model` on the input, then on at most `max_new_tokens` new tokens.
 
     With a `mixture` all passes must happen inside `recording`. hidden: [N, T, E], the last states of the
-    tokens of the latest pass. With `dola` its contrasts replace the model's logits. compile: whether to
-    compile the steps. cache: a policy for a decoder-only model.
+    tokens of the latest pass. With `dola` its contrasts replace the model's logits. compile: whether steps
+    are a graph; by default on CUDA, where they run one by one after a warning if there can be none. cache: a
+    policy for a decoder-only model.
 
     Packed copies of the weights need as much memory again (up to `PACKED_LIMIT`). They remain for the next
     decoder as long as the model lives, unless the model is in training mode, where its weights are about to
@@ -149,7 +150,7 @@ class Decoder:
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
         dola: Dola | None = None,
-        compile: bool = False,
+        compile: bool | None = None,
         cache: CachePolicy | None = None,
     ):
         self.model, self.max_new_tokens, self.cache = with_state(model), max_new_tokens, cache
@@ -163,12 +164,17 @@ class Decoder:
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
         drops_keys = cache is not None and cache.drops_keys
-        if compile and ((mixture or retrieval or dola) is not None or drops_keys):
+        runs_python = (mixture or retrieval or dola) is not None or drops_keys
+        if compile and runs_python:
             raise InputError("compile: with a mixture, retrieval, dola_layers or dropped keys, leave it out")
         self.recomputes = self.model is not model
         if compile and self.recomputes:
             raise InputError("compile: a graph needs a KV cache, and the mechanism keeps none; leave it out")
-        self.compiled = CompiledSteps(model) if compile else None
+        by_default = False
+        if compile is None and not runs_python and not self.recomputes:
+            device = next(model.parameters()).device
+            by_default = captures_by_default(model, device, max_new_tokens)
+        self.compiled = CompiledSteps(model, by_default) if compile or by_default else None
         self.packed: PackedWeights | contextlib.nullcontext[None] | None = (
             None  # chosen by the number of rows of the first step
         )

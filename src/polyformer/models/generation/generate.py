@@ -54,7 +54,7 @@ def generate(
     draft: Draft | None = None,
     mixture: Mixture | None = None,
     retrieval: Retrieval | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
     **inputs_and_settings: Any,
 ) -> Generated:
     """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
@@ -73,7 +73,8 @@ def generate(
             model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
         mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
-        compile: run the step of a token as a graph (`compiled_step`), which a CPU compiles in 10 seconds.
+        compile: run the step of a token as a graph (`compiled_step`), which a CPU compiles in 10 seconds; by
+            default on CUDA, if the model has such steps.
         inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
             global_attention_mask, relation_ids and source_spans of the prompt or source, as in `forward`.
             New tokens of a decoder-only model continue the last position, document, type, language and

@@ -154,6 +154,6 @@ def take(model: nn.Module, copies: PackedCopies | None, step: FixedStep) -> Step
     return taken
 
 
-def keep(model: nn.Module, graph: StepGraph) -> None:
-    """Keep a graph for `take`, and at most `MOST_KEPT` of a model."""
-    _kept[model] = [*_kept.get(model, []), graph][-MOST_KEPT:]
+def keep(model: nn.Module, graph: StepGraph, most: int = MOST_KEPT) -> None:
+    """Keep a graph for `take`, and at most `most` of a model, the last."""
+    _kept[model] = [*_kept.get(model, []), graph][-most:]
