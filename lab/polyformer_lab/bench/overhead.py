@@ -1,9 +1,10 @@
 """Tiny models, whose time is Python's: ours, a decoder in plain PyTorch and transformers, with equal weights.
 
 Products are small here, so that the ratios show what composition costs: a forward pass, generated tokens, a
-training step with AdamW, and a call of attention.
+training step with AdamW, and a call of attention. The numbers of calls do not depend on the machine.
 """
 
+import cProfile
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 
 PLAIN = "plain PyTorch"
+
+WARM_UP = 3
+"""Runs before calls are counted: the first ones plan."""
 
 ASKED = {(OURS, PLAIN): 1 / 1.3, (OURS, TRANSFORMERS): 1.2}
 
@@ -72,7 +76,10 @@ class OverheadBench(Bench):
         weights = {name: tensor.detach().clone() for name, tensor in pair.ours.state_dict().items()}
         ids = torch.randint(5, self.vocab_size, (self.batch, self.length))
         models = {PLAIN: lambda: plain_decoder(pair.ours.config, weights), **pair.makers}
-        yield Case({name: self._maker(make, model, ids) for name, model in models.items()})
+        contenders = {name: self._maker(make, model, ids) for name, model in models.items()}
+        yield Case(
+            contenders, facts={name: functools.partial(calls, each) for name, each in contenders.items()}
+        )
 
     def _maker(
         self, make: Callable[..., Callable[[], object]], model: Callable[[], Any], ids: Tensor
@@ -85,7 +92,23 @@ class OverheadBench(Bench):
         patterns = {"text": "Causal()", "object": polyformer.Causal(), "function": causal}
         ours = functools.partial(polyformer.attend, q, k, v, pattern=patterns[stated])
         torchs = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
-        yield Case({OURS: lambda: torch.no_grad()(ours), "torch": lambda: torch.no_grad()(torchs)})
+        contenders = {OURS: lambda: torch.no_grad()(ours), "torch": lambda: torch.no_grad()(torchs)}
+        yield Case(
+            contenders, facts={name: functools.partial(calls, each) for name, each in contenders.items()}
+        )
+
+
+def calls(make: Make) -> dict[str, float]:
+    """Return the number of calls of Python functions and of compiled ones that a repeated run makes.
+
+    The number is the same on every machine, however busy.
+    """
+    call = make()
+    for _ in range(WARM_UP):
+        call()
+    profile = cProfile.Profile()
+    profile.runcall(call)
+    return {"calls": float(sum(entry.callcount for entry in profile.getstats()))}
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
