@@ -34,7 +34,7 @@ SHARED = {
         *(
             "base",
             "block_base",
-            "block_needs",
+            "structure",
             "by_distance",
             "composition",
             "expression",

@@ -71,7 +71,7 @@ def test_a_window_is_found_to_be_one() -> None:
     own, built_in = Near(9, 4), Window(9, 4)
     assert own.layout(context, 16) == built_in.layout(context, 16)
     assert torch.equal(dense(own, context, 1, 1), dense(built_in, context, 1, 1))
-    assert own.step() == 1
+    assert own.structure.step == 1
 
 
 def test_distances_that_nobody_attends_to_are_not_computed() -> None:
@@ -102,9 +102,9 @@ def test_narrow_gaps_are_masked_and_not_named(width: int) -> None:
 
 
 def test_the_step_is_found() -> None:
-    assert Near(30, 10, every_th=5).step() == 5
-    assert Holes().step() == 1
-    assert Near(0, 0).step() == 1
+    assert Near(30, 10, every_th=5).structure.step == 5
+    assert Holes().structure.step == 1
+    assert Near(0, 0).structure.step == 1
 
 
 MIXED = [Near(9, 4), Near(30, 10, 5), Holes(), Near(0, 0), Holes() | Near(60, 0, 6), LogSparse(64, 20)]
@@ -161,7 +161,7 @@ def test_required_options_need_examples() -> None:
         Wide.examples()
 
 
-@pytest.mark.parametrize("name", ["reach", "keys", "step", "causal"])
+@pytest.mark.parametrize("name", ["structure", "keys", "causal"])
 def test_an_option_may_not_hide_a_method(name: str) -> None:
     """It would fail later, in a decoder with a cache."""
     with pytest.raises(InputError, match=f"Hidden: the option '{name}' would hide the method of this name"):

@@ -86,17 +86,16 @@ def test_runs_of_true() -> None:
 @given(patterns)
 def test_a_relative_pattern_is_the_same_along_every_diagonal(pattern: Pattern) -> None:
     context = Context(23, 23, kv_valid=torch.arange(23)[None] != 7)
-    if pattern.relative(context):
+    if pattern.structure.by_distance:
         mask = dense(pattern, context, 1, 1)[0, 0]
         assert torch.equal(mask[1:, 1:], mask[:-1, :-1])
 
 
 def test_which_patterns_are_relative() -> None:
-    context = Context(4, 4)
-    assert (Window(3) & Causal() | Full()).relative(context)
-    assert not (Window(3) | Global(1)).relative(context)
-    assert not Documents().relative(context)
-    assert not MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).relative(context)
+    assert (Window(3) & Causal() | Full()).structure.by_distance
+    assert not (Window(3) | Global(1)).structure.by_distance
+    assert not Documents().structure.by_distance
+    assert not MaskModPattern(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx).structure.by_distance
 
 
 @given(patterns)
@@ -235,7 +234,7 @@ def test_positions_count_real_tokens() -> None:
     ids=str,
 )
 def test_the_range_of_distances(pattern: Pattern, distance_range: tuple[int, int] | None) -> None:
-    assert pattern.distance_range() == distance_range
+    assert pattern.structure.distances == distance_range
     context = Context(30, 30).within_distances(distance_range)
     assert context.distances == ((-29, 29) if distance_range is None else distance_range)
     assert context.within_distances(distance_range) is context.within_distances(distance_range), (

@@ -19,7 +19,7 @@ PATTERNS = [
     PerHead((Window(2), Window(4, dilation=2))),
     PerLayer((Window(3), Causal())),
 ]
-BOUNDED = [pattern for pattern in PATTERNS if pattern.causal() and pattern.reach() is not None]
+BOUNDED = [pattern for pattern in PATTERNS if pattern.causal() and pattern.structure.reach is not None]
 
 
 def contexts(mask: torch.Tensor | None) -> list[tuple[Context, int]]:
@@ -38,7 +38,7 @@ def test_keys_out_of_reach_are_never_seen(pattern: Pattern, padding: str):
     mask = None if padding == "none" else torch.ones(2, LENGTH, dtype=torch.long)
     if mask is not None:
         mask[1, slice(0, 7) if padding == "left" else slice(20, 26)] = 0
-    own = pattern.reach()
+    own = pattern.structure.reach
     assert own is not None
     for context, before in contexts(mask):
         reach = own.in_slots(context)
@@ -54,10 +54,10 @@ def test_keys_out_of_reach_are_never_seen(pattern: Pattern, padding: str):
 
 
 def test_windows_have_a_reach():
-    assert Window(5, 9).reach() == Reach(5)
-    assert (Window(5, dilation=3) | Global(4)).reach() == Reach(15, first=4)
-    assert (Window(5) & Causal()).reach() == Reach(5)
-    assert (Window(5) | Causal()).reach() is None
+    assert Window(5, 9).structure.reach == Reach(5)
+    assert (Window(5, dilation=3) | Global(4)).structure.reach == Reach(15, first=4)
+    assert (Window(5) & Causal()).structure.reach == Reach(5)
+    assert (Window(5) | Causal()).structure.reach is None
     assert {type(pattern).__name__ for pattern in BOUNDED} >= {"Window", "BlockWindow", "Or", "PerHead"}
 
 

@@ -61,7 +61,7 @@ def test_a_graph_gives_the_hidden_states_of_padded_texts(pattern: str, tmp_path:
 
 
 def test_every_block_of_the_longest_text_has_links() -> None:
-    needs = Random(1, 8).block_needs()
+    needs = Random(1, 8).structure.blocks
     assert len(QueryBlocks.of(needs, 600).links) == count_blocks(600, 8)
 
 

@@ -351,6 +351,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
     """
     if unknown := options.keys() - set(Call._fields):
         refuse_unknown("explain", sorted(unknown))
-    call = Call(*map(in_autocast_type, (q, k, v)), **options)
+    call = Call(q, k, v, **options)
     check_dense(call)
+    call = call._replace(**{name: in_autocast_type(getattr(call, name)) for name in "qkv"})
     return plan(prepare(call, plan_key(call) is not None and _repeats(call)))

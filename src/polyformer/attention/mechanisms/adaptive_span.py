@@ -73,9 +73,9 @@ class AdaptiveSpan(SpanAttention):
         self.config = config
         self.fraction = nn.Parameter(torch.full((num_heads,), config.initial))
 
-    def reach(self) -> Reach:
+    def reach(self) -> Reach | None:
         """Return the widest learned span."""
-        return self._pattern().reach()
+        return self._pattern().structure.reach
 
     def spans(self) -> Tensor:
         """Return the span z of every head, [H], in tokens; on the meta device the initial spans."""

@@ -58,7 +58,7 @@ class PairWeightsConfig(MechanismConfig):
     @functools.cached_property
     def reach(self) -> Reach | None:
         """Return the reach of the pattern, None for all keys."""
-        return None if self.pattern is None else self.pattern.reach()
+        return None if self.pattern is None else self.pattern.structure.reach
 
     def with_value(self, value: object, where: str) -> Config | None:
         """Return this config with another pattern if `value` is a pattern; the other options are kept."""

@@ -89,7 +89,7 @@ class SoftmaxAttention(CachedAttention):
         mods = () if config.soft_cap is None else (soft_cap(config.soft_cap),)
         if position is not None and pattern is not None:
             # Tables of relative positions are then computed only for distances inside the pattern.
-            context = context.within_distances(pattern.distance_range())
+            context = context.within_distances(pattern.structure.distances)
         y = self.attend(
             q, k, v, context, position, pattern=pattern, mods=mods, scale=config.scale, sink=self.sink
         )

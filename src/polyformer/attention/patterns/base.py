@@ -3,7 +3,7 @@
 Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`. Any function with FlexAttention's
 signature `mask_mod(b, h, q_idx, kv_idx) -> bool` can be composed with them unchanged. A new pattern is a
 frozen dataclass with two short methods: `allows`, the rule, and `keys`, the keys to visit (by default all of
-them).
+them). Its `structure` says what else is known of the rule, for caches, tiles and graphs.
 """
 
 import dataclasses
@@ -15,17 +15,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.expression import build_pattern
 from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.errors import InputError, quote
 from polyformer.core.expression import first_name
 from polyformer.core.parsing import parse_expression
 from polyformer.core.ranges import check_ranges
 from polyformer.core.registry import Members, register
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """mask_mod(b, h, q_idx, kv_idx) -> bool: FlexAttention's signature, with the same meaning
@@ -51,7 +50,8 @@ class Pattern:
         """Register the subclass for expressions, unless `named` is False or its name begins with "_"."""
         super().__init_subclass__(**options)
         for name in inspect.get_annotations(cls):
-            if callable(getattr(Pattern, name, None)):
+            own = getattr(Pattern, name, None)
+            if callable(own) or isinstance(own, property):
                 raise InputError(
                     f"{cls.__name__}: the option {quote(name)} would hide the method of this name of "
                     "`Pattern`; rename the option"
@@ -84,23 +84,10 @@ class Pattern:
         """Return the queries where a row of the layout should end: the needed keys change abruptly."""
         return ()
 
-    def relative(self, context: Context) -> bool:
-        """Return whether `allows` depends on `q_idx - kv_idx` only: one mask then serves a whole diagonal."""
-        return False
-
-    def distance_range(self) -> tuple[int, int] | None:
-        """Return the least and the greatest distance at which a key is seen; None where there is no limit."""
-        return None
-
-    def reach(self) -> Reach | None:
-        """Return which earlier keys a query may read: a decoder drops the others. None for all keys."""
-        ends = self.distance_range()
-        return None if ends is None else Reach(max(0, ends[1]))
-
-    def block_needs(self) -> BlockNeeds | None:
-        """Return the keys that blocks of queries need in a text of any length; None if there is no rule."""
-        ends = self.distance_range()
-        return None if ends is None else BlockNeeds(before=max(0, ends[1]), after=max(0, -ends[0]))
+    @property
+    def structure(self) -> Structure:
+        """What all visible pairs have in common; by default nothing is known."""
+        return Structure()
 
     def is_static(self) -> bool:
         """Return whether the needed keys depend only on a call's lengths, so that plans can be cached."""
@@ -109,10 +96,6 @@ class Pattern:
     def causal(self) -> bool:
         """Return whether a decoder can use the pattern: no token's rule depends on later tokens."""
         return True
-
-    def step(self) -> int:
-        """Return the step in slots: a query sees only keys at multiples of it; 1 for no such limit."""
-        return 1
 
     def in_residue_class(self, stride: int) -> "Pattern | None":
         """Return this pattern among the tokens of one residue class, `stride` slots apart.

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from polyformer.attention.patterns.block_base import BlockPattern
-from polyformer.attention.patterns.block_needs import BlockNeeds
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
@@ -39,13 +39,12 @@ class BlockWindow(BlockPattern):
         """Return the blocks block - before .. block + after, clipped to the text."""
         return range(max(0, block - self.before), min(block + self.after, last) + 1)
 
-    def block_needs(self) -> BlockNeeds:
-        """Return whole blocks before and after."""
-        return BlockNeeds(self.size, self.before * self.size, self.after * self.size)
-
-    def reach(self) -> Reach:
-        """Return the distance from the last position of a block to the first that it sees."""
-        return Reach(self.size * (self.before + 1) - 1, by_position=True)
+    @property
+    def structure(self) -> Structure:
+        """Whole blocks before and after: the last position of a block reaches the first that it sees."""
+        reach = Reach(self.size * (self.before + 1) - 1, by_position=True)
+        blocks = BlockNeeds(self.size, self.before * self.size, self.after * self.size)
+        return Structure(reach=reach, blocks=blocks)
 
     @classmethod
     def examples(cls) -> tuple["BlockWindow", ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import runs
 from polyformer.attention.patterns.layout import Interval, Keys, unite
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.sequence.context import Context
 
 MIN_GAP = 16
@@ -43,22 +44,20 @@ class ByDistance(Pattern, named=False):
         first, near = start + context.offset, _keys_around(self, stop - start)
         return Keys(_shifted(near.some, first, context.kv_len), _shifted(near.full, first, context.kv_len))
 
-    def distance_range(self) -> tuple[int, int]:
-        """Return (-after, before), with (before, after) = ends()."""
+    @property
+    def structure(self) -> Structure:
+        """The distances between the ends, in steps of the greatest common divisor of all distances seen."""
         before, after = self.ends()
-        return -after, before
+        return Structure.within(-after, before, _step(self))
 
-    def relative(self, context: Context) -> bool:
-        """Return True: the rule depends on the distance only."""
-        return True
 
-    def step(self) -> int:
-        """Return the greatest common divisor of all distances seen."""
-        runs_seen = _runs_seen(self)
-        # Two neighbouring distances have no common divisor but 1.
-        if any(last > first for first, last in runs_seen):
-            return 1
-        return math.gcd(*(first for first, _ in runs_seen)) or 1
+def _step(pattern: ByDistance) -> int:
+    """Return the greatest common divisor of all distances seen."""
+    runs_seen = _runs_seen(pattern)
+    # Two neighbouring distances have no common divisor but 1.
+    if any(last > first for first, last in runs_seen):
+        return 1
+    return math.gcd(*(first for first, _ in runs_seen)) or 1
 
 
 @functools.lru_cache(maxsize=256)

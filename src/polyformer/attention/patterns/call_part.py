@@ -8,6 +8,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Documents, Padding
 from polyformer.attention.patterns.layout import Keys, intersect
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.sequence.context import Context
 
 
@@ -20,7 +21,7 @@ def pattern_in_part(pattern: Pattern, whole: Context, query: int, key: int) -> P
 
     def in_part(part: Pattern) -> Pattern:
         # Documents and padding read tables, and the context of the part has its section of them.
-        own = part.relative(whole) or isinstance(part, (Documents, Padding))
+        own = part.structure.by_distance or isinstance(part, (Documents, Padding))
         return part if own else InPart(part, whole, query, key)
 
     return pattern.map_parts(in_part)
@@ -54,17 +55,14 @@ class InPart(Pattern, named=False):
         """Return the cuts of the pattern in the whole call, moved to the queries of the part."""
         return tuple(cut - self.query for cut in self.pattern.cuts(self.whole))
 
-    def distance_range(self) -> tuple[int, int] | None:
-        """Return the range of the pattern: distances are the same in a part."""
-        return self.pattern.distance_range()
+    @property
+    def structure(self) -> Structure:
+        """That of the pattern: distances are the same in a part, while the rule reads the whole call."""
+        return dataclasses.replace(self.pattern.structure, by_distance=False)
 
     def is_static(self) -> bool:
         """Return False: the context `whole` belongs to a single call."""
         return False
-
-    def step(self) -> int:
-        """Return the step of the pattern: distances between slots are the same in a part."""
-        return self.pattern.step()
 
     def with_tables(self, context: Context, device: torch.device) -> Pattern:
         """Return the pattern with its tables of the whole call."""

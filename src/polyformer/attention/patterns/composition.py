@@ -1,7 +1,6 @@
 """Composed patterns: `&` (intersection), `|` (union) and `Without` (difference)."""
 
 import dataclasses
-import math
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
-from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.layout import Keys, subtract
+from polyformer.attention.patterns.structure import Structure
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach, union
 
 
 def simple_parts(pattern: Pattern) -> list[Pattern]:
@@ -107,10 +105,6 @@ class _BinaryPattern(CompositePattern):
         """Return the keys of both combined."""
         return self.combine(*(part.keys(context, start, stop) for part in self.parts()))
 
-    def relative(self, context: Context) -> bool:
-        """Return whether both parts are."""
-        return self.left.relative(context) and self.right.relative(context)
-
     def map_parts(self, function: Callable[[Pattern], Pattern]) -> Pattern:
         """Return both with `function` applied."""
         return self.convert(lambda part: part.map_parts(function))
@@ -127,26 +121,10 @@ class And(_BinaryPattern, named=False):
     sign: ClassVar[str] = "&"
     combine: ClassVar[Callable[[Any, Any], Any]] = operator.and_
 
-    def distance_range(self) -> tuple[int, int] | None:
-        """Return the intersection of both ranges."""
-        left, right = self.left.distance_range(), self.right.distance_range()
-        if left is None or right is None:
-            return left or right
-        # Both limits apply to every visible pair.
-        return max(left[0], right[0]), min(left[1], right[1])
-
-    def reach(self) -> Reach | None:
-        """Return the shorter reach of both parts."""
-        left, right = self.left.reach(), self.right.reach()
-        return left or right if left is None or right is None else left & right
-
-    def block_needs(self) -> BlockNeeds | None:
-        """Return the needs of one part, which include the intersection."""
-        return self.left.block_needs() or self.right.block_needs()
-
-    def step(self) -> int:
-        """Return the least common multiple: a distance must be a multiple of both steps."""
-        return math.lcm(self.left.step(), self.right.step())
+    @property
+    def structure(self) -> Structure:
+        """The limits of both parts."""
+        return self.left.structure & self.right.structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,24 +134,10 @@ class Or(_BinaryPattern, named=False):
     sign: ClassVar[str] = "|"
     combine: ClassVar[Callable[[Any, Any], Any]] = operator.or_
 
-    def distance_range(self) -> tuple[int, int] | None:
-        """Return the range from the least to the greatest of both; None if either has no limit."""
-        left, right = self.left.distance_range(), self.right.distance_range()
-        # An unlimited part makes the union unlimited.
-        return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
-
-    def reach(self) -> Reach | None:
-        """Return the keys that either part may read."""
-        return union([self.left.reach(), self.right.reach()])
-
-    def block_needs(self) -> BlockNeeds | None:
-        """Return the needs of both parts; None if either has no rule."""
-        left, right = self.left.block_needs(), self.right.block_needs()
-        return None if left is None or right is None else left | right
-
-    def step(self) -> int:
-        """Return the greatest common divisor of both steps."""
-        return math.gcd(self.left.step(), self.right.step())
+    @property
+    def structure(self) -> Structure:
+        """The limits that both parts have."""
+        return self.left.structure | self.right.structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +157,7 @@ class Without(_BinaryPattern, named=False):
         # Only `full` keys on the right are hidden from all queries; any `some` key may be hidden from one.
         return Keys(tuple(subtract(left.some, right.full)), tuple(subtract(left.full, right.some)))
 
-    def reach(self) -> Reach | None:
-        """Return the reach of the left pattern."""
-        return self.left.reach()
-
-    def block_needs(self) -> BlockNeeds | None:
-        """Return the needs of the left pattern."""
-        return self.left.block_needs()
+    @property
+    def structure(self) -> Structure:
+        """The limits of the left part."""
+        return self.left.structure.without(self.right.structure)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.block_base import last_positions, side_positions
-from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.layout import Interval, clip
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
@@ -36,9 +36,10 @@ class GlobalEnd(DocumentEndPattern):
         "or Global for the first tokens"
     )
 
-    def block_needs(self) -> BlockNeeds:
-        """Return the last tokens."""
-        return BlockNeeds(last=self.tokens)
+    @property
+    def structure(self) -> Structure:
+        """The last tokens."""
+        return Structure(blocks=BlockNeeds(last=self.tokens))
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return the slots of the last `tokens` tokens."""

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import FirstPositions
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.reach import Reach
 
@@ -20,10 +20,7 @@ class Global(FirstPositions):
 
     paper: ClassVar[str] = "Beltagy et al. 2020 (Longformer), section 3.1"
 
-    def block_needs(self) -> BlockNeeds:
-        """Return the first tokens."""
-        return BlockNeeds(first=self.tokens)
-
-    def reach(self) -> Reach:
-        """Return the first `tokens` positions: no later token is global."""
-        return Reach(0, first=self.tokens)
+    @property
+    def structure(self) -> Structure:
+        """The first `tokens` positions: no later token is global."""
+        return Structure(reach=Reach(0, first=self.tokens), blocks=BlockNeeds(first=self.tokens))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Interval, Keys, clip
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.host_values import on_host
 from polyformer.core.sequence.context import Context
 
@@ -15,13 +16,14 @@ from polyformer.core.sequence.context import Context
 class ImpliedPattern(Pattern, named=False):
     """Base of these patterns: in a residue class they are the same, over the tables of the class."""
 
+    @property
+    def structure(self) -> Structure:
+        """No limit of the distance; the rule depends on the distance only, if it reads no tables."""
+        return Structure(by_distance=isinstance(self, Full | Causal))
+
     def in_residue_class(self, stride: int) -> Pattern:
         """Return `self`: the order of slots is the order inside a class."""
         return self
-
-    def relative(self, context: Context) -> bool:
-        """Return whether the rule depends on the distance only, without tables."""
-        return isinstance(self, Full | Causal)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern, TabulatedPattern
 from polyformer.attention.patterns.block_base import BlockPattern
-from polyformer.attention.patterns.block_needs import BlockNeeds
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
@@ -47,10 +47,13 @@ class Links(TabulatedPattern, BlockPattern):
         """Return table[block]."""
         return self.table[block] if block < len(self.table) else ()
 
-    def block_needs(self) -> BlockNeeds:
-        """Return the rows of the table."""
+    @property
+    def structure(self) -> Structure:
+        """The rows of the table."""
         rows = self.table
-        return BlockNeeds(self.size, links=lambda count: [*rows, *[()] * (count - len(rows))][:count])
+        return Structure(
+            blocks=BlockNeeds(self.size, links=lambda count: [*rows, *[()] * (count - len(rows))][:count])
+        )
 
     def _matrix(self, device: torch.device) -> Tensor:
         """Return the visible pairs, [blocks + 1, blocks + 1]; the last row and column are blocks beyond."""

@@ -10,10 +10,11 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.composition import CompositePattern
 from polyformer.attention.patterns.implied import Causal, Full
 from polyformer.attention.patterns.layout import Keys
+from polyformer.attention.patterns.structure import Structure
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach, union
+from polyformer.core.sequence.reach import union
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +76,10 @@ class PerHead(_PatternCycle):
             combined = Keys((combined | keys).some, (combined & keys).full)
         return combined
 
-    def reach(self) -> Reach | None:
-        """Return the keys that any head may read."""
-        return union([pattern.reach() for pattern in self.patterns])
+    @property
+    def structure(self) -> Structure:
+        """The keys that any head may read."""
+        return Structure(reach=union([pattern.structure.reach for pattern in self.patterns]))
 
     @classmethod
     def examples(cls) -> tuple["PerHead", ...]:
@@ -106,13 +108,10 @@ class PerLayer(_PatternCycle):
         """Return the cuts of the first pattern, as `allows` does."""
         return self.pattern_at(0).cuts(context)
 
-    def relative(self, context: Context) -> bool:
-        """Return whether the first pattern is relative, as `allows` uses it."""
-        return self.pattern_at(0).relative(context)
-
-    def reach(self) -> Reach | None:
-        """Return the reach of the first pattern, as `allows` does."""
-        return self.pattern_at(0).reach()
+    @property
+    def structure(self) -> Structure:
+        """That of the first pattern, as `allows` uses it."""
+        return self.pattern_at(0).structure
 
     @classmethod
     def examples(cls) -> tuple["PerLayer", ...]:

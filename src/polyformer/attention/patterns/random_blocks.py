@@ -23,7 +23,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from polyformer.attention.patterns.block_base import BlockPattern
-from polyformer.attention.patterns.block_needs import BlockNeeds
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
@@ -62,15 +62,16 @@ class Random(BlockPattern):
             return drawn
         return drawn | context.once((self, last), lambda: self._drawers(last)).get(block, set())
 
-    def block_needs(self) -> BlockNeeds:
-        """Return the blocks drawn and the blocks that drew a block."""
+    @property
+    def structure(self) -> Structure:
+        """The blocks drawn and the blocks that drew a block."""
 
         def links(count: int) -> list[tuple[int, ...]]:
             drawers = self._drawers(count - 1)
             drawn = (draws(self.blocks, self.seed, block) for block in range(count))
             return [tuple(sorted({*own, *drawers.get(block, ())})) for block, own in enumerate(drawn)]
 
-        return BlockNeeds(self.size, links=links)
+        return Structure(blocks=BlockNeeds(self.size, links=links))
 
     def _drawers(self, last: int) -> dict[int, set[int]]:
         """Return, for each block, the later blocks up to `last` that drew it."""

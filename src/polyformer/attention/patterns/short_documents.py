@@ -14,10 +14,10 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.block_base import last_positions, side_positions
-from polyformer.attention.patterns.block_needs import BlockNeeds
 from polyformer.attention.patterns.global_base import DocumentEndPattern, Side
 from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import Interval
+from polyformer.attention.patterns.structure import BlockNeeds, Structure
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
@@ -36,9 +36,10 @@ class Whole(DocumentEndPattern):
         "a causal query cannot know how long its document will be; use it in an encoder"
     )
 
-    def block_needs(self) -> BlockNeeds:
-        """Return the whole text if it is short."""
-        return BlockNeeds(whole=self.tokens)
+    @property
+    def structure(self) -> Structure:
+        """The whole text if it is short."""
+        return Structure(blocks=BlockNeeds(whole=self.tokens))
 
     def global_slots(self, context: Context, start: int, length: int) -> tuple[Interval, ...]:
         """Return all slots or none."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
 from polyformer.attention.patterns.layout import Keys, clip, unite
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 
@@ -56,17 +57,14 @@ class Strided(Pattern):
         )
         return Keys(some, some if width == 1 else ())
 
-    def step(self) -> int:
-        """Return `stride`."""
-        return self.stride
+    @property
+    def structure(self) -> Structure:
+        """Multiples of `stride`, at any distance."""
+        return Structure(step=self.stride, by_distance=True)
 
     def in_residue_class(self, stride: int) -> Pattern | None:
         """Return full attention if all tokens of a class are multiples of the stride apart, else None."""
         return Full() if stride % self.stride == 0 else None
-
-    def relative(self, context: Context) -> bool:
-        """Return True: the rule depends on the distance only."""
-        return True
 
     @classmethod
     def examples(cls) -> tuple["Strided", ...]:

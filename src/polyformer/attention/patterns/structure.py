@@ -1,11 +1,15 @@
-"""The keys that blocks of queries need, without the length of a text, for graphs that serve every length.
+"""The structure of a pattern: what follows from its rule for any call, besides the rule itself.
 
-A layout lists the keys of each run of queries of a given length; a graph for any length needs a rule instead.
+A pattern states one `Structure`. Caches ask for its `reach`, position schemes for its `distances`, tiles for
+`by_distance`, and splits for its `step`. A layout lists the keys of each run of queries of a given length; a
+graph for any length needs `blocks` instead.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
+
+from polyformer.core.sequence.reach import Reach, union
 
 MOST = 256
 """The largest block of a rule that combines blocks of several sizes."""
@@ -62,3 +66,67 @@ def _joined(links: list[Links]) -> Links:
         return [tuple(sorted({*a, *b})) for a, b in zip(*(part(count) for part in links))]
 
     return both
+
+
+Range = tuple[int, int]
+"""The least and the greatest of some distances."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What every pair of a query and a key that it sees has in common; a superset is correct.
+
+    Args:
+        distances: the least and the greatest distance of a pair; None for no limit.
+        step: a query sees only keys at multiples of this many slots; 1 for no such limit.
+        by_distance: whether the rule depends on `q_idx - kv_idx` only, so that one mask serves a diagonal.
+        reach: the earlier keys that a query may read, as a decoder drops the others; None for all keys.
+        blocks: the keys that blocks of queries need in a text of any length; None if there is no rule.
+    """
+
+    distances: Range | None = None
+    step: int = 1
+    by_distance: bool = False
+    reach: Reach | None = None
+    blocks: BlockNeeds | None = None
+
+    @classmethod
+    def within(cls, least: int, greatest: int, step: int = 1) -> "Structure":
+        """Return the structure of a rule on the distances from `least` to `greatest`."""
+        before, after = max(0, greatest), max(0, -least)
+        return cls((least, greatest), step, True, Reach(before), BlockNeeds(before=before, after=after))
+
+    def __and__(self, other: "Structure") -> "Structure":
+        """Return the structure of pairs that two rules allow: the limits of both hold."""
+        return Structure(
+            _intersection(self.distances, other.distances),
+            math.lcm(self.step, other.step),
+            self.by_distance and other.by_distance,
+            self.reach & other.reach if self.reach and other.reach else self.reach or other.reach,
+            self.blocks or other.blocks,  # the needs of either include the intersection
+        )
+
+    def __or__(self, other: "Structure") -> "Structure":
+        """Return the structure of pairs that either rule allows: only limits of both hold."""
+        return Structure(
+            _hull(self.distances, other.distances),
+            math.gcd(self.step, other.step),
+            self.by_distance and other.by_distance,
+            union([self.reach, other.reach]),
+            None if self.blocks is None or other.blocks is None else self.blocks | other.blocks,
+        )
+
+    def without(self, other: "Structure") -> "Structure":
+        """Return the structure of pairs that this rule allows and the other does not."""
+        return dataclasses.replace(self, by_distance=self.by_distance and other.by_distance)
+
+
+def _intersection(a: Range | None, b: Range | None) -> Range | None:
+    if a is None or b is None:
+        return a or b
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def _hull(a: Range | None, b: Range | None) -> Range | None:
+    # A part without a limit makes the union unlimited.
+    return None if a is None or b is None else (min(a[0], b[0]), max(a[1], b[1]))

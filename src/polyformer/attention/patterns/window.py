@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.attention.patterns.structure import Structure
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
@@ -61,13 +62,10 @@ class Window(Pattern):
         full = clip(last - left, first + right + 1, context.kv_len) if self.dilation == 1 else ()
         return Keys(some, full)
 
-    def distance_range(self) -> tuple[int, int]:
-        """Return (-after * dilation, before * dilation)."""
-        return -self.keys_after * self.dilation, self.before * self.dilation
-
-    def step(self) -> int:
-        """Return `dilation`."""
-        return self.dilation
+    @property
+    def structure(self) -> Structure:
+        """The distances from -after * dilation to before * dilation."""
+        return Structure.within(-self.keys_after * self.dilation, self.before * self.dilation, self.dilation)
 
     def in_residue_class(self, stride: int) -> Pattern | None:
         """Return the window over neighbours; None unless `stride` is a multiple of the dilation."""
@@ -75,10 +73,6 @@ class Window(Pattern):
             return None
         # The reach in slots divided by the distance of neighbours in a class.
         return Window(*(count * self.dilation // stride for count in (self.before, self.keys_after)))
-
-    def relative(self, context: Context) -> bool:
-        """Return True: the rule depends on the distance only."""
-        return True
 
     @classmethod
     def examples(cls) -> tuple["Window", ...]:

@@ -86,7 +86,7 @@ class BoundedLayer(CacheLayerMixin):
         if isinstance(self.state, CompressedCache):
             self._keep(self.state.after(call), whole.kv_len)
             return
-        reach = None if pattern is None else pattern.reach()
+        reach = None if pattern is None else pattern.structure.reach
         reach = None if reach is None else reach.in_slots(whole)
         kept = self.longer
         assert isinstance(kept, KeyValueCache)

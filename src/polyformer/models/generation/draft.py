@@ -86,7 +86,7 @@ def _check_memory(model: GenerativeModel, tokens: int) -> None:
     if memory is None or tokens <= memory.length:
         return
     pattern = getattr(model.decoder.mechanism, "pattern", None) if model.decoder else None
-    reach = None if pattern is None else pattern.distance_range()
+    reach = None if pattern is None else pattern.structure.distances
     if memory.has_store or reach is None or reach[1] > memory.length:
         raise InputError(
             f"draft: {tokens} tokens are more than the memory of {memory.length}, and a text would depend on "

@@ -105,7 +105,8 @@ class RecomputingModel:
 
     def following(self, ids: Tensor, state: TextSoFar, **inputs: Tensor) -> tuple[Tensor, TextSoFar]:
         """Return the hidden states [B, T, E] of tokens [B, T] after a text, and the next text."""
-        output: Any = self(state=state, **{self.ids: ids, **inputs})
+        arguments: dict[str, Any] = {"state": state, self.ids: ids, **inputs}
+        output: Any = self(**arguments)
         return output.last_hidden_state, output.state
 
     def __call__(

@@ -2,8 +2,8 @@
 
 Queries are cut into blocks of equal size. Each block reads a few groups of keys: the blocks around it, linked
 blocks, and the global tokens at both ends of the text. One softmax joins the groups. The global tokens, as
-queries, read all keys. A pattern's `block_needs` selects the keys, and its rule masks each pair, so a group
-may contain too many keys, but no key twice.
+queries, read all keys. `Structure.blocks` of the pattern selects the keys, and its rule masks each pair, so a
+group may contain too many keys, but no key twice.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from torch import Tensor
 from polyformer.attention.functional.graph_calls import current_graph_calls
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.block_needs import BlockNeeds
+from polyformer.attention.patterns.structure import BlockNeeds
 
 SMALL, LARGE = 64, 128
 """The size of a block for windows of less than 512 tokens, and for others."""
@@ -74,7 +74,7 @@ def choose(request: Request) -> QueryBlocks | str:
         return "the queries continue a cache"
     if request.return_lse or (request.relative is not None and request.relative.position_values is not None):
         return "it needs all scores"
-    needs = request.pattern.block_needs()
+    needs = request.pattern.structure.blocks
     if needs is None:
         return "its pattern has no rule for blocks"
     if needs.links is not None and calls.longest > MOST_LINKED:

@@ -87,7 +87,7 @@ def disjoint_by_step(pattern: Pattern, queries: int) -> dict[int, Pattern] | Non
     """
     groups: dict[int, list[Pattern]] = {1: []}
     for alternative in alternatives(pattern):
-        step = alternative.step()
+        step = alternative.structure.step
         groups.setdefault(step if 2 * step <= queries else 1, []).append(alternative)
     if len(groups) == 1:
         return None

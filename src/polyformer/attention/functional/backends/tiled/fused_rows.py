@@ -145,7 +145,7 @@ class RunPlan:
         """Return the run of consecutive rows; None if a query sees no key, or batch rows or heads differ."""
         mask = None
         if any(row.keys.some != row.keys.full for row in rows):
-            same = self.pattern.relative(self.context) and len({_relative_keys(row) for row in rows}) == 1
+            same = self.pattern.structure.by_distance and len({_relative_keys(row) for row in rows}) == 1
             masks = [self._mask(row) for row in (rows[:1] if same else rows)]
             # The kernel returns NaN for a query without keys.
             if any(mask.dim() > 2 or not bool(mask.any(1).all()) for mask in masks):

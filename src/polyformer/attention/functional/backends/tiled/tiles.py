@@ -129,7 +129,7 @@ def _best(pattern: Pattern, context: Context, heads: int, sizes: TileSizes) -> t
         largest = queries * min(width, _width(block, sizes))
         together = max(1, min(heads, sizes.entries // max(1, largest)))
         # A relative pattern evaluates a mask per diagonal, which costs next to nothing.
-        asked = 0 if pattern.relative(context) else sizes.asked * masked
+        asked = 0 if pattern.structure.by_distance else sizes.asked * masked
         # Per query: starting its tiles, computing its scores, and evaluating its masks.
         cost = sizes.start * -(-heads // together) / queries + price * heads * width + asked
         options[block] = cost, largest
@@ -180,7 +180,7 @@ class Masks:
 
     def __init__(self, pattern: Pattern | None, context: Context, keep: bool = False) -> None:
         self.pattern, self.context = pattern, context
-        self.relative = pattern is not None and pattern.relative(context)
+        self.relative = pattern is not None and pattern.structure.by_distance
         self.known: dict[Any, Limits] | None = {} if self.relative or keep else None
 
     def forbid(self, scores: Tensor, tile: Tile, b: Tensor, h: Tensor, finite: bool = True) -> Tensor:
