@@ -140,7 +140,9 @@ def attend_call(call: Call) -> Any:
             return attend_call(call._replace(**inputs))
     key = plan_key(call)
     if key is not None:
-        stored = find_plan(call, key)
+        stored = _plans.get(key)
+        if stored is None and call.context is not None:
+            stored = call.context.recalled().get(key)
         if stored is not None and (out := stored.run(call)) is not None:
             return out
     check_dense(call)
@@ -244,7 +246,7 @@ def plan_key(call: Call) -> Hashable | None:
     mode = grad, builds_graph, torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     numbers = None if context is None else context.numbers or "tables"
-    if sees_every_key(call):
+    if context is not None and sees_every_key(call):
         numbers, form = "every key", (q.shape, k.shape[:2], *form[3:])
     return pattern, mask_mod, relative, scale, dropout, backend, return_lse, numbers, mode, form
 
@@ -285,14 +287,6 @@ def _store(key: Hashable, call: Call, steps: Plan) -> StoredPlan | None:
             _plans[key] = stored
     elif call.context is not None:
         call.context.recalled()[key] = stored
-    return stored
-
-
-def find_plan(call: Call, key: Hashable) -> StoredPlan | None:
-    """Return the stored plan of a call, or None."""
-    stored = _plans.get(key)
-    if stored is None and call.context is not None:
-        stored = call.context.recalled().get(key)
     return stored
 
 

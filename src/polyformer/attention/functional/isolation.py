@@ -47,8 +47,8 @@ Forward = Callable[..., Mixed]
 
 def is_finite(x: Tensor) -> bool:
     """Return whether x has no NaN and no infinity; False too in the rare case that its sum overflows."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    return math.isfinite(x.sum(dtype=torch.float32 if half else None).item())
+    exact = x.dtype == torch.float32 or x.dtype == torch.float64
+    return math.isfinite((x.sum() if exact else x.sum(dtype=torch.float32)).item())
 
 
 def is_readable(x: Tensor) -> bool:

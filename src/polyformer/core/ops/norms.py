@@ -63,6 +63,8 @@ class LayerNorm(nn.LayerNorm):
         Of x in float32 with weights in half precision, the type of the weights.
         """
         weight, bias, dtype = self.weight, self.bias, input.dtype
+        if dtype == weight.dtype and dtype != torch.float16:
+            return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
         wider = dtype == torch.float32 != weight.dtype != torch.float64
         if not wider and (dtype != torch.float16 or not input.is_cpu):
             return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
