@@ -5,14 +5,13 @@ answers the same questions at once: whether ids are in range, whether a mask hid
 labelled.
 """
 
+import contextvars
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from polyformer.core.recorded_graph import is_recorded
 
 NAME = "_polyformer_host_values"
 
@@ -65,6 +64,15 @@ def remember(tensor: Tensor, values: Tensor | None) -> Tensor:
 def _version(tensor: Tensor) -> int:
     """Return the number of changes in place, which inference mode does not count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("recorded", default=False)
+"""Whether a graph is recorded (`core.recorded_graph`)."""
+
+
+def is_recorded() -> bool:
+    """Return whether the current operations become a graph, for any inputs of the same shapes."""
+    return not torch.compiler.is_compiling() and recorded.get()
 
 
 def host_values(tensor: Tensor) -> Tensor | None:

@@ -5,7 +5,6 @@ weights, are constants of the graph. torch's compiler gets them as inputs, so it
 models of a shape.
 """
 
-import contextvars
 import dataclasses
 import functools
 import itertools
@@ -19,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from polyformer.core.host_values import recorded
 from polyformer.core.ops.compiled_code import compiled_graph
 
 READS = (
@@ -66,21 +66,13 @@ _compiled: dict[object, Run] = {}
 def record(function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> RecordedGraph:
     """Return the graph of `function(*inputs)`; raises `ValueReadError` if it reads a value of a tensor."""
     recorder = _Recorder(inputs)
-    token = _recorded.set(True)
+    token = recorded.set(True)
     try:
         with recorder:
             outputs = function(*inputs)
     finally:
-        _recorded.reset(token)
+        recorded.reset(token)
     return recorder.finished(outputs)
-
-
-def is_recorded() -> bool:
-    """Return whether the current operations become a graph, for any inputs of the same shapes."""
-    return not torch.compiler.is_compiling() and _recorded.get()
-
-
-_recorded: contextvars.ContextVar[bool] = contextvars.ContextVar("recorded", default=False)
 
 
 class GraphObject:

@@ -15,7 +15,8 @@ from polyformer import InputError, create_model
 from polyformer.attention.mechanisms import softmax_attention
 from polyformer.core import recorded_graph
 from polyformer.core.errors import Caution
-from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, is_recorded, record
+from polyformer.core.host_values import is_recorded
+from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.generation import step_graph

@@ -16,10 +16,10 @@ from polyformer.attention.functional.isolation import is_finite
 from polyformer.attention.functional.request import is_traced, observing, score_scale, transformed
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal, Full, restricted
+from polyformer.core.host_values import is_recorded
 from polyformer.core.int8_cache import Int8Pairs
 from polyformer.core.ops.computed_once import computed_once
 from polyformer.core.ops.softmax import recording
-from polyformer.core.recorded_graph import is_recorded
 from polyformer.core.sequence.context import Context
 
 CHUNK = 1024

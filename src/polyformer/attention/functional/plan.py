@@ -20,6 +20,7 @@ from polyformer.attention.functional.splits.by_document import by_document
 from polyformer.attention.functional.splits.by_head import by_head
 from polyformer.attention.functional.splits.by_residue_class import by_residue_class
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.instrumentation import installed
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 
@@ -274,7 +275,7 @@ def choose(request: Request) -> Leaf:
     if backend != "auto" and backend not in BACKENDS:
         raise unknown("backend", backend, ["auto", *BACKENDS])
     candidates = BACKENDS if backend == "auto" else [backend]
-    if recording():
+    if installed and recording():
         others = [name for name in candidates if name != "definition"]
         return Leaf(request, "definition", dict.fromkeys(others, "attention weights are being recorded"))
     reasons: dict[str, str] = {}

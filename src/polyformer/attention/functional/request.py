@@ -18,9 +18,9 @@ from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
 from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.core.errors import InputError, quote
+from polyformer.core.host_values import is_recorded
 from polyformer.core.instrumentation import Editor, Recorder, installed
 from polyformer.core.ops.softmax import recording
-from polyformer.core.recorded_graph import is_recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 

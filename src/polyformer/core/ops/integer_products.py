@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyformer.core.recorded_graph import GraphObject, graph_object, is_recorded
+from polyformer.core.host_values import is_recorded
+from polyformer.core.recorded_graph import GraphObject, graph_object
 
 LibraryName = Literal["fbgemm", "onednn"]
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.core.host_values import is_recorded
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.linear import (
     active_backend,
@@ -23,7 +24,6 @@ from polyformer.core.ops.linear import (
 )
 from polyformer.core.ops.row_product import row_product
 from polyformer.core.ops.weight_layouts import LAYOUTS, Layout, PackedWeight
-from polyformer.core.recorded_graph import is_recorded
 
 PACKED_LIMIT = 2 << 30
 """The most bytes of packed copies per model."""

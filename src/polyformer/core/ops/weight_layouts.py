@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.config import Config
+from polyformer.core.host_values import is_recorded
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.huge_pages import use_huge_pages
 from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_product
 from polyformer.core.ops.tuning import Section
 from polyformer.core.ops.tuning.stopwatch import cache_emptier, least_seconds
-from polyformer.core.recorded_graph import GraphObject, graph_object, is_recorded
+from polyformer.core.recorded_graph import GraphObject, graph_object
 
 Layout = Literal["row", "onednn", "mkl"]
 
