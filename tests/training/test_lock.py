@@ -119,6 +119,20 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, k
     assert (tmp_path / "target").read_bytes() == b"kept"
 
 
+def test_a_folder_inside_is_no_link_to_another_place(tmp_path: Path) -> None:
+    for name in ("run", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "whole").symlink_to("run")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "latest").symlink_to("checkpoints")
+    with sole_writer(tmp_path / "whole"):
+        pass
+    (tmp_path / "run" / "tensorboard").symlink_to("../elsewhere")
+    message = "tensorboard is a link to a folder outside of"
+    with pytest.raises(InputError, match=message), sole_writer(tmp_path / "whole"):
+        pytest.fail("the body runs")
+
+
 def test_other_errors_and_interruptions_release_it(tmp_path: Path) -> None:
     for kind in (KeyboardInterrupt, RuntimeError):
         with pytest.raises(kind), sole_writer(tmp_path):

@@ -39,6 +39,28 @@ def leaves_folder(folder: Path, path: Path) -> bool:
     return not path.resolve().is_relative_to(home)
 
 
+def refuse_links(folder: str | Path) -> None:
+    """Raise `InputError` if a file of a model, tokenizer or store in `folder` is a link out of the folder.
+
+    Somebody else may have made the folder, and a private file behind a link would be read in place of a
+    vocabulary. Links into the cache of the hub, and a link to the whole folder, are followed.
+    """
+    home = Path(folder)
+    links = (path for path in home.iterdir() if path.is_symlink()) if home.is_dir() else ()
+    for link in sorted(links):
+        if link.is_file() and leaves_folder(home, link) and not _is_of_hub(link.resolve()):
+            raise InputError(
+                f"{link} is a link to a file outside of its folder; put the file itself there, or link the "
+                "whole folder"
+            )
+
+
+def _is_of_hub(file: Path) -> bool:
+    """Return whether `file` is the content of a file in the cache of the hub, which older versions linked."""
+    kind, _, name = file.parent.parent.name.partition("--")
+    return file.parent.name == "blobs" and kind in ("models", "datasets", "spaces") and bool(name)
+
+
 def cache_folder() -> Path:
     """Return the folder of this library's files that can be made again; `RuntimeError` without a home."""
     return Path(platformdirs.user_cache_dir("polyformer", appauthor=False))

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.optional_packages import needs_extra
+from polyformer.core.paths import refuse_links
 
 ADAPTER = "adapter_config.json"
 
@@ -19,6 +20,7 @@ def load_by_transformers(kind: str, name: str | Path, **options: Any) -> Any:
     for names that transformers cannot load, and for checkpoints that would run their own code: Python files,
     kernels of the hub, pickled weights, and an adapter that names its model.
     """
+    refuse_links(name)
     with needs_extra("hub", f"{name}: needs transformers to be read"):
         import transformers
     safe: dict[str, Any] = {**options, "trust_remote_code": False}

@@ -12,6 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import refuse_pickle
 from polyformer.core.gguf import gguf_file
+from polyformer.core.paths import refuse_links
 from polyformer.data.gguf_tokenizer import load_gguf
 from polyformer.data.hub_files import HubFiles
 from polyformer.data.pipelines import (
@@ -41,6 +42,7 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
         raise InputError(
             f"{path}: no such tokenizer; expected a tokenizer.json, a vocab.txt or a directory with one"
         )
+    refuse_links(path)
     file = None if (path / "tokenizer.json").is_file() else gguf_file(path)
     if file is not None:
         return load_gguf(file)

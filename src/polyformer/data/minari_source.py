@@ -13,6 +13,7 @@ import numpy as np
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.files import read_json
 from polyformer.core.optional_packages import needs_extra
+from polyformer.core.paths import leaves_folder
 
 PREFIX = "minari:"
 METADATA = "metadata.json"
@@ -118,12 +119,48 @@ def _opened(path: str) -> Any:
         raise InputError(
             f"{path}: {folder / METADATA} does not describe its spaces; record it with Minari 0.4 or later"
         )
+    _check_places(path, folder)
     try:
         return minari.MinariDataset(folder)
     except ImportError as error:
         raise InputError(f"{path}: {_reason(error)} (pip install 'polyformer[agents]')") from error
     except Exception as error:
         raise InputError(f"{path}: a damaged data set ({_reason(error)}); record it again") from error
+
+
+def _check_places(path: str, folder: Path) -> None:
+    """Raise `InputError` if a file of the data set `path` is elsewhere, by a link or as a part in HDF5."""
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        if leaves_folder(folder, file):
+            raise InputError(f"{file} is a link to a file outside of the data set; put the file itself there")
+        if file.suffix == ".hdf5":
+            with needs_extra("agents", f"{path}: h5py is not installed, which reads {file.name}"):
+                import h5py
+            try:
+                with h5py.File(file, "r") as group:
+                    _check_parts(group, file)
+            except (OSError, RuntimeError, KeyError) as error:
+                raise InputError(f"{file}: damaged ({_reason(error)}); record it again") from error
+
+
+def _check_parts(root: Any, file: Path) -> None:
+    """Raise `InputError` if a part of an HDF5 file is in another file, as HDF5 allows in three ways."""
+    import h5py
+    from h5py import h5o
+
+    groups, seen = [root], set()  # groups may contain one another
+    while groups:
+        group = groups.pop()
+        for name in group:
+            outside = isinstance(group.get(name, getlink=True), h5py.ExternalLink)
+            part = None if outside else group[name]
+            if isinstance(part, h5py.Dataset):
+                outside = bool(part.external) or part.is_virtual
+            if outside:
+                raise InputError(f"{file}: its part {quote(name)} is in another file; record it in one file")
+            if isinstance(part, h5py.Group) and (at := h5o.get_info(part.id).addr) not in seen:
+                seen.add(at)
+                groups.append(part)
 
 
 def _download(path: str) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, reading
+from polyformer.core.paths import refuse_links
 from polyformer.data.tokenizer import Tokenizer
 
 ABOUT, ROWS, DOCUMENTS = "neighbours.json", "neighbours.int32", "documents.int64"
@@ -51,6 +52,7 @@ class NeighbourInfo(Config):
         """Return the description in `folder`; raises `InputError` if it is missing or damaged."""
         if not (folder / ABOUT).is_file():
             raise InputError(f"{folder}: holds no neighbours (no {ABOUT}); {MAKE}")
+        refuse_links(folder)
         try:
             about = cls.from_dict(read_json(folder / ABOUT, dict))
         except InputError as error:

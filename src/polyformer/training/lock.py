@@ -27,6 +27,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError
 from polyformer.core.files import writing
+from polyformer.core.paths import leaves_folder
 
 LOCK, MARKED = ".lock", ".marker"
 MARKER = LOCK + MARKED
@@ -43,9 +44,11 @@ def sole_writer(
     `stopped` describes, for messages, the behavior of a stopped process. `name` is the lock file, for a
     folder with several locks. `kept`: keep the file at the end.
 
-    A body that fails leaves the lock file unchanged, and no new empty folder.
+    Raises `InputError` too for a link in the folder to a folder elsewhere, where the body would write and
+    remove files of others. A body that fails leaves the lock file unchanged, and no new empty folder.
     """
     file = folder / name
+    _refuse_linked_folders(folder)
     with writing(file):
         new_folder, new_file = not folder.exists(), not file.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +76,16 @@ def sole_writer(
         raise
     finally:
         lock.release()
+
+
+def _refuse_linked_folders(folder: Path) -> None:
+    links = (path for path in folder.iterdir() if path.is_symlink()) if folder.is_dir() else ()
+    for link in sorted(links):
+        if link.is_dir() and leaves_folder(folder, link):
+            raise InputError(
+                f"{link} is a link to a folder outside of {folder}; put the folder itself there, or link the "
+                "whole folder"
+            )
 
 
 def check_lock_file(file: Path) -> None:

@@ -7,10 +7,13 @@ import huggingface_hub.constants
 import pytest
 
 import polyformer
+from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.checkpoints import config_of
+from polyformer.models.checkpoints.load import start_from
 from polyformer.models.presets import create_model
+from polyformer.training.recipes import Recipe
 
 OLD, NEW = "1" * 40, "2" * 40
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 20}
@@ -73,3 +76,15 @@ def test_a_directory_has_no_revision(cache: Path, tmp_path: Path):
     for load in (polyformer.from_pretrained, load_tokenizer):
         with pytest.raises(InputError, match=r"revision: .*/own is on this machine and has none"):
             load(folder, revision="v1")
+
+
+def test_commands_and_recipes_name_a_revision(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, width in (("own/model", 32), ("own/model@v1", 16), (f"own/model@{OLD}", 16)):
+        model = create_model("decoder-tiny", **{**SIZES, "hidden_size": width})
+        assert main(["show", name]) == 0
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert f"{name}: {count:,} parameters" in capsys.readouterr().out
+        recipe = Recipe.from_dict({"model": {"pretrained": name}})
+        assert start_from(recipe.model.pretrained or "", model).copied

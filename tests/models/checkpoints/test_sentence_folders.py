@@ -129,3 +129,12 @@ def test_a_module_lies_in_the_folder(theirs: Any, tmp_path: Path, path: object):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(InputError, match="the name of a folder"):
         polyformer.from_pretrained(folder, "embed")
+
+
+@pytest.mark.parametrize("linked", ["1_Pooling", "1_Pooling/config.json"])
+def test_a_module_is_no_link_to_another_place(theirs: Any, tmp_path: Path, linked: str):
+    folder = folder_of(theirs, tmp_path / "model", old_form("mean_tokens"))
+    (folder / linked).rename(tmp_path / "private")
+    (folder / linked).symlink_to(tmp_path / "private")
+    with pytest.raises(InputError, match=r"is a link to a f(older|ile) outside of"):
+        polyformer.from_pretrained(folder, "embed")

@@ -207,3 +207,56 @@ def test_without_a_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(InputError, match=r"minari: .*pip install 'polyformer\[agents\]'"):
         rows(CART)
+
+
+def linked_outside(file: Path, private: Path) -> None:
+    shutil.copy(file, private)
+    file.unlink()
+    file.symlink_to(private)
+
+
+def as_external_link(file: Path, private: Path) -> None:
+    import h5py
+
+    shutil.copy(file, private)
+    with h5py.File(file, "r+") as opened:
+        del opened["episode_0/rewards"]
+        opened["episode_0/rewards"] = h5py.ExternalLink(str(private), "episode_0/rewards")
+
+
+def as_bytes_of_any_file(file: Path, private: Path) -> None:
+    """HDF5 reads the numbers of a dataset from any file."""
+    import h5py
+
+    private.write_bytes(np.arange(3.0).tobytes())
+    with h5py.File(file, "r+") as opened:
+        del opened["episode_0/rewards"]
+        opened["episode_0"].create_dataset(
+            "rewards", (3,), "f8", external=[(str(private), 0, private.stat().st_size)]
+        )
+
+
+def as_virtual_dataset(file: Path, private: Path) -> None:
+    import h5py
+
+    shutil.copy(file, private)
+    layout = h5py.VirtualLayout((3,), "f8")
+    layout[:] = h5py.VirtualSource(str(private), "episode_0/rewards", (3,))
+    with h5py.File(file, "r+") as opened:
+        del opened["episode_0/rewards"]
+        opened["episode_0"].create_virtual_dataset("rewards", layout)
+
+
+@pytest.mark.parametrize("move", [linked_outside, as_external_link, as_bytes_of_any_file, as_virtual_dataset])
+def test_no_part_of_a_data_set_is_elsewhere(move: Any, empty_root: Path, tmp_path_factory: Any):
+    pytest.importorskip("h5py")
+    import h5py
+
+    store("some/kept-v0", data_format="hdf5")
+    file = empty_root / "some" / "kept-v0" / "data" / "main_data.hdf5"
+    with h5py.File(file, "r+") as opened:
+        opened["episode_0/again"] = opened["/"]  # a group that contains itself
+    assert len(rows("minari:some/kept-v0")) == 2
+    move(file, tmp_path_factory.mktemp("private") / "private")
+    with pytest.raises(InputError, match=r"is a link to a file outside of the data set|is in another file"):
+        rows("minari:some/kept-v0")

@@ -8,6 +8,7 @@ from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
+from polyformer.core.paths import refuse_links
 from polyformer.data.fingerprint import data_changes
 
 MANIFEST = "store.json"
@@ -44,6 +45,7 @@ class Manifest(Config):
                 f"{folder}: not a datastore (it has no {MANIFEST}); build a store with "
                 "polyformer datastore build"
             )
+        refuse_links(folder)
         return cls.parsed(read_json(folder / MANIFEST, dict), folder / MANIFEST)
 
     @classmethod

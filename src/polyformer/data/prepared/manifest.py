@@ -9,6 +9,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, write_json
+from polyformer.core.paths import refuse_links
 from polyformer.core.ranges import PositiveInt
 
 MANIFEST, TOKENIZER, VERSION = "manifest.json", "tokenizer", 1
@@ -111,6 +112,7 @@ class Manifest(Config):
             raise InputError(
                 f"{folder}: no prepared text (it has no {MANIFEST}); make it by polyformer data prepare"
             )
+        refuse_links(folder)
         tree: dict[str, Any] = read_json(folder / MANIFEST, dict)
         if tree.get("what") != FORMAT or tree.get("version") != VERSION:
             raise InputError(

@@ -23,6 +23,7 @@ from polyformer.core.files import (
     write_json,
     write_tensors,
 )
+from polyformer.core.paths import refuse_links
 from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures.label_names import read_labels, write_labels
@@ -81,6 +82,7 @@ class PretrainedMixin(nn.Module):
         folder = Path(directory)
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        refuse_links(folder)
         description = read_json(folder / CONFIG, dict)
         config = cls.config_type.from_dict(description)
         tensors = read_tensors(folder / WEIGHTS)

@@ -18,7 +18,7 @@ from polyformer.core.errors import Caution, InputError, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.hub_names import check_no_revision, fetched
-from polyformer.core.paths import checked_path
+from polyformer.core.paths import checked_path, refuse_links
 from polyformer.core.unused_tensors import read_unused_tensors
 from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
@@ -323,10 +323,12 @@ def _folder(source: str | Path, revision: str | None = None) -> Path:
         check_no_revision(source, revision)
         file = gguf_file(folder)
         if file is not None:
+            refuse_links(folder)
             return file
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
             raise InputError(f"{folder}: not a model directory (it has no {CONFIG})")
+        refuse_links(folder)
         return folder
     if folder.is_file():
         raise InputError(

@@ -18,6 +18,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json, write_json
 from polyformer.core.limits import SIZE
 from polyformer.core.ops.pooling import Pooling
+from polyformer.core.paths import leaves_folder, refuse_links
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
@@ -143,6 +144,11 @@ def _pooling_file(folder: Path, modules: list[Any]) -> Path:
     # The file is untrusted and must not lead out of its folder.
     if not isinstance(name, str) or "/" in name or "\\" in name or name in ("", ".", ".."):
         raise InputError(f"{folder / MODULES}: expected the name of a folder for Pooling's path")
+    refuse_links(folder / name)
+    if leaves_folder(folder, folder / name):
+        raise InputError(
+            f"{folder / name} is a link to a folder outside of {folder}; put the folder itself there"
+        )
     return folder / name / "config.json"
 
 
