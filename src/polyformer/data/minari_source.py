@@ -146,9 +146,8 @@ def _check_places(path: str, folder: Path) -> None:
 def _check_parts(root: Any, file: Path) -> None:
     """Raise `InputError` if a part of an HDF5 file is in another file, as HDF5 allows in three ways."""
     import h5py
-    from h5py import h5o
 
-    groups, seen = [root], set()  # groups may contain one another
+    groups, seen = [root], {root}  # groups may contain one another
     while groups:
         group = groups.pop()
         for name in group:
@@ -158,8 +157,8 @@ def _check_parts(root: Any, file: Path) -> None:
                 outside = bool(part.external) or part.is_virtual
             if outside:
                 raise InputError(f"{file}: its part {quote(name)} is in another file; record it in one file")
-            if isinstance(part, h5py.Group) and (at := h5o.get_info(part.id).addr) not in seen:
-                seen.add(at)
+            if isinstance(part, h5py.Group) and part not in seen:
+                seen.add(part)
                 groups.append(part)
 
 
