@@ -65,6 +65,28 @@ def test_names_of_stores(name: str, uri: str | None, collection: str | None):
     assert (uri, collection) == (None, None) if address is None else address == Address(uri, collection)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["my-store", "bottles/deeper", "collections/bottles", "collections"])
+def test_no_folder_lies_in_an_embedded_database(
+    name: str, embedded: Address, checkpoint: Path, text: Path, complaint: Callable[..., str]
+):
+    before = sorted(Path(embedded.uri).rglob("*"))
+    if name != "collections":
+        error = complaint("datastore", "build", checkpoint, text, "--out", f"{embedded.uri}/{name}")
+        assert f"in the folder of the Milvus database {embedded.uri}; expected its collection" in error
+    else:
+        assert Address.of(f"{embedded.uri}/{name}") == Address(embedded.uri, name)
+    assert sorted(Path(embedded.uri).rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["http://host/my-store", "ftp://host/x", "milvus://host/x"])
+def test_other_addresses_are_no_folders(
+    name: str, checkpoint: Path, text: Path, complaint: Callable[..., str]
+):
+    assert "expected http://HOST:19530/NAME" in complaint(
+        "datastore", "build", checkpoint, text, "--out", name
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "half"), [("v2.3.5-lite", False), ("v2.4.0", True), ("3.0", True), ("1.9", False), ("", True)]
 )

@@ -25,6 +25,7 @@ from polyformer.core.optional_packages import needs_extra
 TIMEOUT, CONNECT = 60.0, 20.0
 SERVER = re.compile(r"(?P<uri>(https?|tcp)://[^/]+)(/(?P<name>\w+))?/?")
 FILE = re.compile(r"(?P<uri>.+\.db)(/(?P<name>\w+))?")
+OTHER = re.compile(r"\w+://")
 TOKEN = "MILVUS_TOKEN"
 NO_CONNECTION = 2  # pymilvus's Status.CONNECT_FAILED
 
@@ -42,14 +43,33 @@ class Address:
 
     @classmethod
     def of(cls, name: str) -> "Address | None":
-        """Parse `http://HOST:19530/COLLECTION` or `FILE.db/COLLECTION`; None for the name of a folder."""
+        """Parse `http://HOST:19530/COLLECTION` or `FILE.db/COLLECTION`; None for the name of a folder.
+
+        Raises `InputError` for a folder in an embedded server's own folder, and for another kind of address.
+        """
         match = SERVER.fullmatch(name)
         if match is None and not (Path(name) / MANIFEST).exists():
             match = FILE.fullmatch(name)
-        return None if match is None else cls(match["uri"], match["name"] or "polyformer")
+        if match is None:
+            _check_folder(name)
+            return None
+        return cls(match["uri"], match["name"] or "polyformer")
 
     def __str__(self) -> str:
         return f"{self.uri}/{self.collection}"
+
+
+def _check_folder(name: str) -> None:
+    """Raise `InputError` for a name that is neither an address nor a folder in which a store may be."""
+    way = "a collection's NAME has letters, digits and underscores; or choose a folder elsewhere"
+    if OTHER.match(name):
+        raise InputError(f"{name}: expected http://HOST:19530/NAME, FILE.db/NAME or a folder; {way}")
+    for folder in Path(name).parents:
+        if (folder / "collections").is_dir() and (folder / "LOCK").is_file():
+            raise InputError(
+                f"{name}: in the folder of the Milvus database {folder}; expected its collection "
+                f"{folder}/NAME; {way}"
+            )
 
 
 class Server:
