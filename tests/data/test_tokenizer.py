@@ -1,14 +1,17 @@
 """Tokenizers keep text, ids and files: round trips for any text, and the formats people have."""
 
 import json
+import random
 import unicodedata
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
+from polyformer.data.spans import add_sentinels
 from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
 
@@ -146,6 +149,35 @@ def test_saving_and_loading_changes_nothing(trained, name, tmp_path):
     assert file == tmp_path / "new" / "tokenizer.json"
     for path in (file, tmp_path / "new"):
         assert_same(load_tokenizer(path), tokenizer)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_fingerprint_is_that_of_its_file(trained, name, tmp_path):
+    """Also of Unigram, whose scores the library's own reader changes in the last digit."""
+    tokenizer = trained[name]
+    for _ in range(2):
+        again = load_tokenizer(tokenizer.save(tmp_path))
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.backend.to_str() == tokenizer.backend.to_str()
+        assert add_sentinels(again, 2).fingerprint == add_sentinels(tokenizer, 2).fingerprint
+        tokenizer = again
+
+
+def test_scores_are_read_as_they_are_stored(tmp_path):
+    draw = random.Random(0)
+    pieces = [("<unk>", 0.0), *((f"{number}", -20 * draw.random()) for number in range(1000))]
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0)).to_str())
+    stored = json.loads(load_tokenizer(file).backend.to_str())["model"]["vocab"]
+    assert stored == [list(piece) for piece in pieces]
+
+
+def test_other_scores_are_another_unigram(trained, tmp_path):
+    file = trained["unigram"].save(tmp_path)
+    described = json.loads(file.read_text())
+    described["model"]["vocab"][-1][1] -= 1e-9
+    file.write_text(json.dumps(described))
+    assert load_tokenizer(file).fingerprint != trained["unigram"].fingerprint
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,21 @@ def reading(path: Path) -> Iterator[None]:
 def load_json(path: Path) -> tokenizers.Tokenizer:
     """Load the pipeline in a tokenizer.json; raises `InputError` if it is damaged."""
     with reading(path):
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return from_json(path.read_text(encoding="utf-8"))
+
+
+def from_json(text: str) -> tokenizers.Tokenizer:
+    """Return the pipeline that the text of a tokenizer.json describes, with the exact scores of Unigram.
+
+    The library's reader changes the last digit of every eighth score, so that a tokenizer would differ from
+    its own file, and a little more after each time that it is saved.
+    """
+    backend = tokenizers.Tokenizer.from_str(text)
+    if isinstance(backend.model, models.Unigram):
+        model = json.loads(text)["model"]
+        pieces = [(piece, float(score)) for piece, score in model["vocab"]]
+        backend.model = models.Unigram(pieces, model.get("unk_id"), model.get("byte_fallback", False))
+    return backend
 
 
 def with_prefix_space(backend: tokenizers.Tokenizer, prefix: bool) -> tokenizers.Tokenizer:
@@ -97,7 +111,7 @@ def with_prefix_space(backend: tokenizers.Tokenizer, prefix: bool) -> tokenizers
         return None if is_space and not prefix else part
 
     steps = {name: changed(described[name]) for name in ("normalizer", "pre_tokenizer", "decoder")}
-    return tokenizers.Tokenizer.from_str(json.dumps({**described, **steps}))
+    return from_json(json.dumps({**described, **steps}))
 
 
 def without_special(backend: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
@@ -139,9 +153,16 @@ def split_names(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
 
 
 def then(backend: tokenizers.Tokenizer, step: Any) -> None:
-    """Add a last step to the pre-tokenizer."""
+    """Add a last step to the pre-tokenizer, unless a saved tokenizer has it already."""
     before = backend.pre_tokenizer
-    backend.pre_tokenizer = step if before is None else pre_tokenizers.Sequence([before, step])
+    if before is None:
+        backend.pre_tokenizer = step
+        return
+    last = json.loads(before.__getstate__())
+    while last.get("pretokenizers"):
+        last = last["pretokenizers"][-1]
+    if last != json.loads(step.__getstate__()):
+        backend.pre_tokenizer = pre_tokenizers.Sequence([before, step])
 
 
 def load_wordpiece(path: Path, lowercase: bool | None) -> tokenizers.Tokenizer:

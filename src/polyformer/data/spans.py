@@ -102,9 +102,9 @@ def add_sentinels(tokenizer: Tokenizer, count: int = 100) -> Tokenizer:
     missing = [name for name in map(NAME.format, range(count)) if backend.token_to_id(name) is None]
     if not missing:
         return tokenizer
-    from polyformer.data.pipelines import with_special
+    from polyformer.data.pipelines import from_json, with_special
 
-    copy = type(backend).from_str(backend.to_str())
+    copy = from_json(backend.to_str())
     return Tokenizer(with_special(copy, reversed(missing)), tokenizer.roles)
 
 

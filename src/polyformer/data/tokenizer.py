@@ -205,7 +205,9 @@ class Tokenizer:
     @cached_property
     def marking(self) -> "tokenizers.Tokenizer":
         """Return the same tokenizer with recognition of special tokens in texts, unless they are split."""
-        marking = type(self.backend).from_str(self.backend.to_str())
+        from polyformer.data.pipelines import from_json
+
+        marking = from_json(self.backend.to_str())
         marking.encode_special_tokens = self.splits_special
         return marking
 

@@ -170,6 +170,28 @@ def test_changed_data_are_noticed(
     assert main(["train", "--resume", "run", "--steps", "7"]) == 0  # these are its data now
 
 
+def test_another_tokenizer_is_noticed(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """Also one with the same pieces and other scores, which writes the same texts in other tokens."""
+    monkeypatch.chdir(tmp_path)
+    Path("lines.txt").write_text(TEXT)
+    recipe = tiny_recipe(Path("lines.txt"), 2, tokenizer={"algorithm": "unigram", "vocab_size": 60})
+    fit(recipe, "run")
+    file = Path("run/tokenizer.json")
+    before, described = file.read_text(), json.loads(file.read_text())
+    described["model"]["vocab"][-1][1] -= 1
+    file.write_text(json.dumps(described))
+    words = ["train", "--resume", "run", "--steps", "4"]
+    assert main(words) == 2
+    error = capfd.readouterr().err
+    assert "tokenizer: tokenizer.json in run changed since the run began" in error
+    assert "polyformer train --resume run --changed-data" in error
+    file.write_text(before)
+    assert main(words) == 0
+    file.write_text(json.dumps(described))
+    assert main(["train", "--resume", "run", "--steps", "6", "--changed-data"]) == 0
+    assert main(["train", "--resume", "run", "--steps", "8"]) == 0  # this is its tokenizer now
+
+
 def test_moved_data_are_the_same(begun: Path, finished: Path) -> None:
     (begun.parent / "elsewhere").mkdir()
     shutil.move(begun.parent / "lines.txt", begun.parent / "elsewhere/moved.txt")

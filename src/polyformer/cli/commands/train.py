@@ -44,7 +44,7 @@ class TrainOptions:
     from_step: int | None = option(
         "with --resume: resume from the checkpoint of step N and delete later checkpoints", most=COUNT
     )
-    changed_data: bool = option("with --resume: resume although the data have changed", False)
+    changed_data: bool = option("with --resume: resume although the data or tokenizer have changed", False)
     seed: int | None = option("seed of weights, data order and dropout (default: the recipe's)", most=COUNT)
     device: Device | None = device(None)
     stages: int | None = option(

@@ -25,7 +25,15 @@ from polyformer.training.loop import Training
 from polyformer.training.recipes.distill import DistillationTask, copy_teacher_layers
 from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.training.recipes.recipe import Recipe
-from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
+from polyformer.training.recipes.run import (
+    DATA,
+    STEPS,
+    Run,
+    check_data,
+    check_same_recipe,
+    check_tokenizer,
+    folder_of,
+)
 from polyformer.training.tasks import Task, TaskWithData, Workers
 from polyformer.training.tasks.base import SINGLE_PROCESS
 
@@ -61,8 +69,8 @@ def fit(
     recipe with a teacher takes both from the teacher (see `distill`).
 
     A resumed run continues from its last checkpoint or from the checkpoint of `from_step`. It raises
-    `InputError` if the data have changed, unless `changed_data`. An error about the arguments leaves the
-    folder unchanged.
+    `InputError` if the data or the tokenizer's files have changed, unless `changed_data`. An error about the
+    arguments leaves the folder unchanged.
 
     Afterwards the folder can be read by `polyformer.training.recipes.Run` and `from_pretrained`. Under
     `torchrun` every process calls this with the same arguments, and the first process writes.
@@ -84,6 +92,7 @@ def _fit(
     data = own_fingerprint(recipe) if own else fingerprint(recipe.data, recipe.task.needs)
     if resume and not changed_data:
         check_data(run, data)
+        check_tokenizer(run)
     splits = own or load(recipe.data, recipe.task.needs)
     recipe = resolve_recipe(recipe, splits)
     if resume:

@@ -25,7 +25,7 @@ from polyformer.core.limits import JSON_BYTES, YAML_BYTES
 from polyformer.core.parsing import parse_json
 from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer
-from polyformer.data.fingerprint import Fingerprint, data_changes
+from polyformer.data.fingerprint import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizer_loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
 from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
@@ -73,6 +73,8 @@ class Run:
                 tokenizer.save(self.folder)
             write_generation(model, self.folder)
             write_json(self.folder / CONFIG, model.config.to_dict())
+        if tokenizer is not None:
+            facts[TOKENIZER] = tokenizer_digests(self.folder)
         write_json(self.folder / RECORD, {"seed": recipe.seed, "versions": versions(), **facts})
         atomic_write(self.folder / RECIPE, recipe.to_yaml().encode())  # last: marks a run
         for part in ("recipe", "task"):  # a resumed run has read them already, and they may have changed
@@ -210,6 +212,7 @@ def new_folder(name: str, root: str | Path = "runs") -> Path:
 
 
 DATA = "data"  # the fingerprint of the data in run.json
+TOKENIZER = "tokenizer"  # the digests of its files in run.json
 PLACES = {"path", "validation", "test"}
 
 
@@ -240,6 +243,27 @@ def check_data(run: Run, now: Fingerprint) -> None:
             f"data: changed since {run.folder} began: {'; '.join(changes[:3])}"
             f"{f'; and {len(changes) - 3} more' if len(changes) > 3 else ''}; put them back, or resume with "
             f"them as they are: polyformer train --resume {run.folder} --changed-data"
+        )
+
+
+def tokenizer_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in the folder of a run that decides the ids of a text."""
+    from polyformer.data.hub_tokenizer import PIECE_FILES  # imports the library of tokenizers
+
+    names = "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *PIECE_FILES
+    files = [folder / name for name in names if (folder / name).is_file()]
+    return {file.name: of_file(file)["sha256"] for file in files}
+
+
+def check_tokenizer(run: Run) -> None:
+    """Raise `InputError` if the tokenizer is not the one that `run` began with."""
+    before, now = run.facts.get(TOKENIZER), tokenizer_digests(run.folder)
+    if before is not None and before != now:
+        names = ", ".join(name for name in {**before, **now} if before.get(name) != now.get(name))
+        raise InputError(
+            f"tokenizer: {names} in {run.folder} changed since the run began, so the same texts have other "
+            f"tokens; put it back, or resume with it as it is: polyformer train --resume {run.folder} "
+            "--changed-data"
         )
 
 
