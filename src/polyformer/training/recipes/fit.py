@@ -25,15 +25,7 @@ from polyformer.training.loop import Training
 from polyformer.training.recipes.distill import DistillationTask, copy_teacher_layers
 from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
 from polyformer.training.recipes.recipe import Recipe
-from polyformer.training.recipes.run import (
-    DATA,
-    STEPS,
-    Run,
-    check_data,
-    check_same_recipe,
-    check_tokenizer,
-    folder_of,
-)
+from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
 from polyformer.training.tasks import Task, TaskWithData, Workers
 from polyformer.training.tasks.base import SINGLE_PROCESS
 
@@ -92,7 +84,6 @@ def _fit(
     data = own_fingerprint(recipe) if own else fingerprint(recipe.data, recipe.task.needs)
     if resume and not changed_data:
         check_data(run, data)
-        check_tokenizer(run)
     splits = own or load(recipe.data, recipe.task.needs)
     recipe = resolve_recipe(recipe, splits)
     if resume:

@@ -236,7 +236,8 @@ def check_same_recipe(run: Run, recipe: Recipe) -> None:
 
 
 def check_data(run: Run, now: Fingerprint) -> None:
-    """Raise `InputError` if the data differ from the data that `run` was trained on."""
+    """Raise `InputError` if the data or the tokenizer differ from those that `run` was trained with."""
+    _check_tokenizer(run)
     changes = data_changes(run.facts.get(DATA, {}), now)
     if changes:
         raise InputError(
@@ -255,7 +256,7 @@ def tokenizer_digests(folder: Path) -> dict[str, str]:
     return {file.name: of_file(file)["sha256"] for file in files}
 
 
-def check_tokenizer(run: Run) -> None:
+def _check_tokenizer(run: Run) -> None:
     """Raise `InputError` if the tokenizer is not the one that `run` began with."""
     before, now = run.facts.get(TOKENIZER), tokenizer_digests(run.folder)
     if before is not None and before != now:
