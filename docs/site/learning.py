@@ -48,12 +48,14 @@ STEPS = (
         1,
         ("A translator", "attention from its equation, and a model of this library that translates numbers"),
         ("Máy dịch", "attention từ phương trình, và một mô hình của thư viện này dịch các số"),
+        "docs/vi/tutorials/translator.md",
     ),
     Step(
         "docs/tutorials/positions.py",
         2,
         ("Positions", "how a model knows the order of tokens, and why counting them is not enough"),
         ("Vị trí", "mô hình biết thứ tự các token thế nào, và vì sao chỉ đếm thì không đủ"),
+        "docs/vi/tutorials/positions.md",
     ),
     Step(
         "docs/tutorials/own_attention.py",
@@ -67,6 +69,7 @@ STEPS = (
         1,
         ("Memories", "what a model knows of the earlier segments of a text, and what that costs"),
         ("Bộ nhớ", "mô hình biết gì về các đoạn trước của văn bản, và giá phải trả"),
+        "docs/vi/tutorials/memories.md",
     ),
     Step(
         "docs/tutorials/longer_texts.py",
