@@ -13,7 +13,11 @@ Transformer, attention, self-attention, multi-head attention, cross-attention, q
 decoder, tokenizer, token, embedding, vocabulary, loss, cross-entropy, perplexity, gradient, softmax,
 residual connection, layer normalization, feed-forward, positional encoding, attention mask, causal, padding,
 autoregressive, teacher forcing, greedy, beam search, temperature, top-p, KV cache, epoch, batch,
-learning rate, warm-up, dropout, fine-tuning, pretraining, BLEU, FLOPs, context length
+learning rate, warm-up, dropout, fine-tuning, pretraining, BLEU, FLOPs, context length,
+attention weight, attention head, logit, sampling, top-k, language model, encoder-decoder, decoder-only,
+subword, byte-pair encoding, special token, prompt, generation, label, label smoothing, optimizer,
+hyperparameter, overfitting, regularization, weight decay, training data, validation data, test data,
+baseline, inference
 """
 
 
