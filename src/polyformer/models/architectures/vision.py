@@ -35,6 +35,7 @@ from polyformer.core.ranges import (
 )
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.image import Image
+from polyformer.models.architectures.convolutional_stem import ConvolutionalStem
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
 from polyformer.models.outputs import ModelOutput
@@ -73,6 +74,7 @@ class VisionConfig(ConfigWithImports):
     class_token: bool = True
     distillation_token: bool = False  # a second one, as in DeiT
     registers: NonNegativeInt = 0  # learned tokens that no head reads (Darcet et al. 2024)
+    convolutional_stem: bool = False  # patches by convolutions, `convolutional_stem.py`
     dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)
@@ -157,7 +159,11 @@ class VisionTransformer(PretrainedMixin):
         config.check()
         width, (height, across) = config.hidden_size, config.patch_size
         image = config.image(*config.image_size)
-        self.patches = Linear(config.num_channels * height * across, width)
+        self.patches: Linear | ConvolutionalStem = (
+            ConvolutionalStem(config.num_channels, width, config.patch_size)
+            if config.convolutional_stem
+            else Linear(config.num_channels * height * across, width)
+        )
         self.class_token = nn.Embedding(1, width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
         self.registers = nn.Embedding(config.registers, width) if config.registers else None
@@ -206,7 +212,7 @@ class VisionTransformer(PretrainedMixin):
         Raises `InputError` for images with another number of channels, another size or integers.
         """
         image = self._image_tokens(pixel_values, interpolate_pos_encoding)
-        x = self.patches(patches(pixel_values.to(self.patches.weight.dtype), self.config.patch_size))
+        x = self._patches(pixel_values)
         # Equation 1: the class token comes first.
         before = [self.class_token, self.distillation_token, self.registers]
         tokens = [token.weight.expand(len(x), -1, -1).to(x.dtype) for token in before if token is not None]
@@ -237,6 +243,12 @@ class VisionTransformer(PretrainedMixin):
             tuple(attentions) if output_attentions else None,
             losses=losses,
         )
+
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """Return the tokens [B, n, E] of the patches of images."""
+        if isinstance(self.patches, ConvolutionalStem):
+            return self.patches(pixels)
+        return self.patches(patches(pixels.to(self.patches.weight.dtype), self.config.patch_size))
 
     def _image_tokens(self, pixels: Tensor, interpolate: bool) -> Image:
         """Return the tokens of the images; raises `InputError` for images that the model does not take."""
