@@ -55,6 +55,8 @@ PARTS: dict[str, list[str]] = {
         "vi/tutorials/own_attention",
         "vi/tutorials/memories",
         "vi/tutorials/longer_texts",
+        "vi/tutorials/kernels",
+        "vi/tutorials/many_machines",
         "vi/errata",
         "vi/seeds",
         "vi/glossary",
