@@ -170,3 +170,18 @@ def test_amounts_are_counted_once_and_images_by_their_files(tmp_path: Path, pair
 def test_without_validation_data_the_last_weights_are_kept(pairs: str):
     recipe, _ = chosen(pairs, {"data.validation_fraction": 0.0})
     assert recipe.training.saving.final == "last"
+
+
+@pytest.mark.parametrize(("side", "patch"), [(16, 2), (28, 4), (64, 8)])
+def test_patches_follow_the_size_of_the_images(tmp_path: Path, side: int, patch: int):
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        for i in range(4):
+            Image.new("L", (side, side)).save(tmp_path / label / f"{i}.png")
+    recipe, lines = chosen(str(tmp_path), {})
+    config: Any = recipe.model_config()
+    assert config.patch_size == (patch, patch)
+    assert any(line.startswith(f"guessed patches: {patch} x {patch} pixels") for line in lines)
+    stated, _ = chosen(str(tmp_path), {"model.patch_size": [side // 2, side // 2]})
+    config = stated.model_config()
+    assert config.patch_size == (side // 2, side // 2)

@@ -33,6 +33,9 @@ LONG = 128
 HEAD = 32
 """Dimensions of an attention head."""
 
+PATCHES = "patch_size", "convolutional_stem"
+"""Options of a model of images that are guessed before the table is read."""
+
 LEAST_STEPS = 100
 """Steps of the smallest data: below, the learning rate has no time to rise and fall."""
 
@@ -202,7 +205,10 @@ def with_sizes(
     if size.vocab and not is_prepared_source(data["path"]):
         chosen["tokenizer.vocab_size"] = size.vocab
     _explain(guessed, table, size, amount, steps, batch, chosen, stated)
-    recipe = {**recipe, "model": {"preset": table.model}, "optimizer": {**table.optimizer, "lr": table.rate}}
+    # The guess of the patches follows the size of the images, which the tables do not know.
+    patches = {name: recipe["model"][name] for name in PATCHES if name in recipe["model"]}
+    model = {"preset": table.model, **patches}
+    recipe = {**recipe, "model": model, "optimizer": {**table.optimizer, "lr": table.rate}}
     return with_changes(recipe, chosen)
 
 
