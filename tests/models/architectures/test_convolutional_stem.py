@@ -94,7 +94,7 @@ def test_every_weight_of_it_gets_a_gradient():
         ({"patch_size": (1, 1)}, "convolutional_stem: expected square patches .* got 1 x 1"),
         (
             {"hidden_size": 18},
-            "convolutional_stem: expected a hidden_size that the patch's 4 pixels divide, got 18",
+            "convolutional_stem: expected a hidden_size that 4 divides, got 18",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from polyformer.training.recipes.guessed import BASES, guessed_recipe
 from polyformer.training.recipes.recipe import merged, nested
 from polyformer.training.recipes.sizes import (
     LONG_TEXTS,
+    PHOTOGRAPHS,
     SAME,
     TABLES,
     Amount,
@@ -128,14 +129,14 @@ def test_short_texts_need_no_long_rows(tmp_path: Path):
 
 
 def test_no_table_names_a_model_for_tests():
-    for table in (*TABLES.values(), *LONG_TEXTS.values()):
+    for table in (*TABLES.values(), *LONG_TEXTS.values(), *PHOTOGRAPHS.values()):
         assert "tests" not in (MODELS[table.model].__doc__ or "")
     assert set(SAME.values()) <= TABLES.keys()
     assert {*TABLES, *SAME} <= {*BASES, "lm"}
 
 
 def test_larger_data_get_no_smaller_model_and_no_more_passes():
-    for kind, table in (*TABLES.items(), *LONG_TEXTS.items()):
+    for kind, table in (*TABLES.items(), *LONG_TEXTS.items(), *PHOTOGRAPHS.items()):
         assert table.sizes[0].least == 0, kind
         for small, large in zip(table.sizes, table.sizes[1:]):
             assert small.least < large.least
@@ -172,16 +173,62 @@ def test_without_validation_data_the_last_weights_are_kept(pairs: str):
     assert recipe.training.saving.final == "last"
 
 
-@pytest.mark.parametrize(("side", "patch"), [(16, 2), (28, 4), (64, 8)])
-def test_patches_follow_the_size_of_the_images(tmp_path: Path, side: int, patch: int):
+def pictures(folder: Path, mode: str, size: tuple[int, int]) -> str:
+    """A folder with a few pictures of two labels."""
     for label in ("cat", "dog"):
-        (tmp_path / label).mkdir()
+        (folder / label).mkdir()
         for i in range(4):
-            Image.new("L", (side, side)).save(tmp_path / label / f"{i}.png")
-    recipe, lines = chosen(str(tmp_path), {})
+            Image.new(mode, size).save(folder / label / f"{i}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "side", "patch"),
+    [
+        ("L", 16, 2),
+        ("L", 28, 4),
+        ("L", 64, 8),
+        ("RGB", 8, 2),
+        ("RGB", 32, 8),
+        ("RGB", 48, 8),
+        ("RGB", 90, 16),
+    ],
+)
+def test_patches_follow_the_size_of_the_images(tmp_path: Path, mode: str, side: int, patch: int):
+    recipe, lines = chosen(pictures(tmp_path, mode, (side, side)), {})
     config: Any = recipe.model_config()
     assert config.patch_size == (patch, patch)
     assert any(line.startswith(f"guessed patches: {patch} x {patch} pixels") for line in lines)
-    stated, _ = chosen(str(tmp_path), {"model.patch_size": [side // 2, side // 2]})
+    stated, lines = chosen(str(tmp_path), {"model.patch_size": [7, 7]})
     config = stated.model_config()
-    assert config.patch_size == (side // 2, side // 2)
+    assert config.patch_size == (7, 7)
+    assert not any("patches" in line for line in lines)
+
+
+def test_colour_images_are_read_by_convolutions(tmp_path: Path):
+    path = pictures(tmp_path, "RGB", (40, 32))
+    recipe, lines = chosen(path, {})
+    config: Any = recipe.model_config()
+    assert config.convolutional_stem
+    assert config.patch_size == (8, 8)
+    assert dict(recipe.data.to_dict())["image_size"] == [32, 40]
+    assert recipe.optimizer.lr == PHOTOGRAPHS["classify_image"].rate
+    assert any(line.startswith("guessed patches are read by: convolutions") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.convolutional_stem": False},
+        {"model.patch_size": [7, 7]},
+        {"model.patch_size": 5},
+        {"data.image_mode": "grey"},
+        {"model.preset": "vit-mini"},
+    ],
+)
+def test_no_convolutions_where_the_user_excludes_them(tmp_path: Path, changes: dict[str, Any]):
+    path = pictures(tmp_path, "RGB", (35, 35))
+    recipe, lines = chosen(path, changes)
+    config: Any = recipe.model_config()
+    assert not config.convolutional_stem
+    assert not any("convolutions" in line for line in lines)

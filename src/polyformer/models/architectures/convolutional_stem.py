@@ -3,8 +3,8 @@
     h_0 = pixels;    h_i = relu(norm(conv(h_{i - 1})));    x = h_n W^T + b
 
 The first convolution keeps the size, the log2 P others halve it: every patch of P x P pixels becomes a
-token, and tokens see over the edges of their patches. Windows have 3 x 3 pixels. The last convolution has
-the width of the model, and the number of channels halves with every doubling of the size.
+token, and tokens see over the edges of their patches. Windows have 3 x 3 pixels. The first two convolutions
+have a quarter and a half of the channels, the others all E (for P = 2 a half and all).
 
 Xiao et al. 2021 (Early convolutions help Transformers see better), section 3. Different from the paper: norms
 over channels and pixels of one image instead of batch normalization, so that images of a
@@ -44,12 +44,13 @@ class ConvolutionalStem(nn.Module):
                 f"convolutional_stem: expected square patches of 2, 4, 8 or 16 pixels, got {patch[0]} x "
                 f"{patch[1]}; change patch_size, or set convolutional_stem to false"
             )
-        if width % 2**halvings:
+        most = min(halvings, 2)
+        if width % 2**most:
             raise InputError(
-                f"convolutional_stem: expected a hidden_size that the patch's {2**halvings} pixels divide, "
-                f"got {width}; change hidden_size, or set convolutional_stem to false"
+                f"convolutional_stem: expected a hidden_size that {2**most} divides, got {width}; change "
+                "hidden_size, or set convolutional_stem to false"
             )
-        widths = [channels, *(width >> halvings - i for i in range(halvings + 1))]
+        widths = [channels, *(width >> max(0, most - i) for i in range(halvings + 1))]
         self.patch = patch
         self.layers = nn.ModuleList(
             Convolution(widths[i], widths[i + 1], 2 if i else 1) for i in range(halvings + 1)

@@ -79,10 +79,12 @@ def guessed_recipe(
         recipe = for_pixels(recipe, options, guessed, task if isinstance(task, dict) else {})
     if guessed.kind == "classify_image" and pretrained is not None:
         recipe = for_checkpoint(recipe, guessed, pretrained)
-    elif guessed.kind == "classify_image":
-        recipe = for_labels(recipe, options, guessed, usual=name is None)
     named = pretrained is not None or not {"model", "model.preset"}.isdisjoint(changes)
-    if not named and name in (None, *BASES.values(), "default"):
+    sized = not named and name in (None, *BASES.values(), "default")
+    if guessed.kind == "classify_image" and pretrained is None:
+        stem = sized and changes.get("model.convolutional_stem", True) is not False
+        recipe = for_labels(recipe, options, guessed, name is None, stem, changes.get("model.patch_size"))
+    if sized:
         recipe = with_sizes(recipe, {**recipe["data"], **options}, changes, guessed)
     return _for_model(recipe, stated, pretrained, guessed), guessed.said
 
@@ -126,6 +128,9 @@ LARGEST = 64
 
 PATCHES = 8
 """The most patches in a row of an image: more cost time, fewer hide what small photographs show."""
+
+STEM_PATCHES = 4
+"""The fewest patches by convolutions in a row: channels keep small details, so that few patches suffice."""
 
 SHIFTS = 8
 """Photographs are shifted by at most the side over this (He et al. 2016, section 4.2: 4 of 32 pixels)."""
@@ -179,41 +184,57 @@ def for_pixels(
 
 
 def for_labels(
-    recipe: dict[str, Any], options: dict[str, Any], guessed: Guess, usual: bool
+    recipe: dict[str, Any],
+    options: dict[str, Any],
+    guessed: Guess,
+    usual: bool,
+    stem: bool = False,
+    patch_size: Any = None,
 ) -> dict[str, Any]:
     """Return the recipe that classifies images with their size, colours and patches.
 
-    usual: the user did not name the recipe, so that its augmentation may be changed: colour images are
-    assumed to be photographs, which may be mirrored.
+    Colour images are assumed to be photographs. usual: the user did not name the recipe, so that its
+    augmentation may be changed: photographs may be mirrored. stem: photographs may be read by convolutions.
+    patch_size: the patches that the user states.
     """
     sizes, modes = _sampled(recipe, options)
-    height, width = min(sizes)
-    patch = [patch_side(height), patch_side(width)]
+    mode = options.get("image_mode") or ("rgb" if max(modes) > 1 else "grey")
+    stem = stem and mode == "rgb" and (patch_size is None or fits_stem(patch_size))
+    several, (height, width) = len(sizes) > 1, min(sizes)
+    scaled = "image_size" not in options and (several or max(height, width) > LARGEST)
+    patch = patches_of((LARGEST, LARGEST) if scaled else (height, width), stem)
     if "image_size" not in options:
         size, why = [height // patch[0] * patch[0], width // patch[1] * patch[1]], "as they are"
-        if len(sizes) > 1 or max(size) > LARGEST:
-            why = "they have several sizes" if len(sizes) > 1 else f"of {height} x {width} pixels"
-            size, patch = [LARGEST, LARGEST], [patch_side(LARGEST), patch_side(LARGEST)]
+        if scaled:
+            why = "they have several sizes" if several else f"of {height} x {width} pixels"
+            size = [LARGEST, LARGEST]
         said = f"the middle of each image, {size[0]} x {size[1]}"
         guessed.explain("size", said, why, "--data.image_size '[H, W]'")
         recipe["data"]["image_size"] = size
     if "image_mode" not in options:
-        recipe["data"]["image_mode"] = "rgb" if max(modes) > 1 else "grey"
+        recipe["data"]["image_mode"] = mode
         why = "some images have colours" if len({*modes}) > 1 else "as the images are"
-        guessed.explain("colours", recipe["data"]["image_mode"], why, "--data.image_mode")
-    mode = options.get("image_mode") or recipe["data"]["image_mode"]
-    if "patch_size" not in recipe["model"]:
+        guessed.explain("colours", mode, why, "--data.image_mode")
+    if "patch_size" not in recipe["model"] and patch_size is None:
         guessed.explain(
             "patches", f"{patch[0]} x {patch[1]} pixels", "by the size", "--model.patch_size '[H, W]'"
         )
         recipe = merged(recipe, {"model": {"patch_size": patch}})
-    if usual and mode == "rgb":
-        way = "--task.augmentation.flip"
-        guessed.explain("mirror images", "half of the training images", "they have colours", way)
-        height = (options.get("image_size") or recipe["data"]["image_size"])[0]
-        view = {"flip": 0.5, "rotation": 0.0, "shift": max(1, height // SHIFTS)}
-        recipe = merged(recipe, {"task": {"augmentation": view}})
-    return recipe
+    if stem:
+        way = "--model.convolutional_stem"
+        guessed.explain("patches are read by", "convolutions", "they have colours", way)
+        recipe = merged(recipe, {"model": {"convolutional_stem": True}})
+    return with_mirrors(recipe, options, guessed) if usual and mode == "rgb" else recipe
+
+
+def with_mirrors(recipe: dict[str, Any], options: dict[str, Any], guessed: Guess) -> dict[str, Any]:
+    """Return the recipe with mirrored and shifted training images, without rotations."""
+    guessed.explain(
+        "mirror images", "half of the training images", "they have colours", "--task.augmentation.flip"
+    )
+    height = (options.get("image_size") or recipe["data"]["image_size"])[0]
+    view = {"flip": 0.5, "rotation": 0.0, "shift": max(1, height // SHIFTS)}
+    return merged(recipe, {"task": {"augmentation": view}})
 
 
 def for_checkpoint(recipe: dict[str, Any], guessed: Guess, folder: str) -> dict[str, Any]:
@@ -234,9 +255,27 @@ def for_checkpoint(recipe: dict[str, Any], guessed: Guess, folder: str) -> dict[
     return merged(recipe, {"data": {"image_size": [height, width], "image_mode": mode}, "task": task})
 
 
+def patches_of(size: tuple[int, int], stem: bool) -> list[int]:
+    """Return the sides of the patches of images of `size`; for a convolutional stem both are the same."""
+    if stem:
+        return [stem_side(min(size))] * 2
+    return [patch_side(size[0]), patch_side(size[1])]
+
+
 def patch_side(side: int) -> int:
     """Return the side of patches for images of this side: 2 or more, at most `PATCHES` in a row."""
     return min(side, max(2, math.ceil(side / PATCHES)))
+
+
+def stem_side(side: int) -> int:
+    """Return the side of patches by convolutions: a power of 2 from 2, at least `STEM_PATCHES` in a row."""
+    return max(2, 1 << (side // STEM_PATCHES).bit_length() - 1) if side >= STEM_PATCHES else 2
+
+
+def fits_stem(patch: Any) -> bool:
+    """Return whether a convolutional stem makes patches of this size: squares with a power of 2 as side."""
+    high, wide = patch if isinstance(patch, list | tuple) and len(patch) == 2 else (patch, patch)
+    return isinstance(high, int) and high == wide and high > 1 and high.bit_count() == 1
 
 
 def _sampled(recipe: dict[str, Any], options: dict[str, Any]) -> tuple[set[tuple[int, int]], list[int]]:

@@ -33,7 +33,7 @@ LONG = 128
 HEAD = 32
 """Dimensions of an attention head."""
 
-PATCHES = "patch_size", "convolutional_stem"
+STEM = "patch_size", "convolutional_stem"
 """Options of a model of images that are guessed before the table is read."""
 
 LEAST_STEPS = 100
@@ -176,6 +176,21 @@ LONG_TEXTS = {
 }
 """The tables for texts of at least `LONG` tokens on average."""
 
+PHOTOGRAPHS = {
+    "classify_image": Table(
+        "vit-mini",
+        64,
+        3e-3,
+        MUON,
+        (
+            Size(0, 4, 96, 0, 0.1, 100, 1_000),
+            Size(1_000, 6, 96, 0, 0.1, 60, 2_000),
+        ),
+        feedforward=2,
+    ),
+}
+"""The tables for colour images, with patches by convolutions."""
+
 SAME = {"classify_grouped": "classify_pair", "regress_pair": "classify_pair", "choose": "classify_pair"}
 """Kinds of task with the table of another."""
 
@@ -193,7 +208,8 @@ def with_sizes(
         return recipe
     amount = measured_amount(data, guessed.kind)
     is_long = kind in LONG_TEXTS and amount.tokens > LONG * amount.rows
-    table = (LONG_TEXTS if is_long else TABLES)[kind]
+    is_photograph = kind in PHOTOGRAPHS and recipe["model"].get("convolutional_stem", False)
+    table = (LONG_TEXTS if is_long else PHOTOGRAPHS if is_photograph else TABLES)[kind]
     size = chosen_size(table, amount)
     number = "task.batch_tokens" if size.vocab else "task.batch_size"
     batch = int(stated.get(number, table.batch))
@@ -206,7 +222,7 @@ def with_sizes(
         chosen["tokenizer.vocab_size"] = size.vocab
     _explain(guessed, table, size, amount, steps, batch, chosen, stated)
     # The guess of the patches follows the size of the images, which the tables do not know.
-    patches = {name: recipe["model"][name] for name in PATCHES if name in recipe["model"]}
+    patches = {name: recipe["model"][name] for name in STEM if name in recipe["model"]}
     model = {"preset": table.model, **patches}
     recipe = {**recipe, "model": model, "optimizer": {**table.optimizer, "lr": table.rate}}
     return with_changes(recipe, chosen)
@@ -351,6 +367,7 @@ def size_table() -> str:
     """Return `TABLES` as a Markdown table."""
     named = [(_kinds(name), table) for name, table in TABLES.items()]
     named += [(f"`{name}` of long texts", table) for name, table in LONG_TEXTS.items()]
+    named += [(f"`{name}` of colour images", table) for name, table in PHOTOGRAPHS.items()]
     head = "| task | from | layers of width | vocabulary | dropout | at most | learning rate |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     for name, table in named:
