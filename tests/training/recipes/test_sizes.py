@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from polyformer.attention.patterns import Window
 from polyformer.models.presets import MODELS
 from polyformer.training.recipes import Recipe
 from polyformer.training.recipes.guessed import BASES, guessed_recipe
@@ -118,6 +119,16 @@ def test_reviews_get_a_small_classifier_that_forgets(tmp_path: Path, name: str |
     assert recipe.tokenizer.lowercase
     assert (task.max_length, task.batch_tokens) == (1024, 16_384)
     assert model.encoder.position.kind == "none"
+
+
+def test_taggers_see_the_neighbours_of_a_word(tmp_path: Path):
+    lines = [f"{word}\tX" for word in WORDS]
+    (tmp_path / "tags.conll").write_text("\n\n".join(["\n".join(lines)] * 20))
+    config: Any = chosen(str(tmp_path / "tags.conll"), {})[0].model_config()
+    assert config.encoder.attention.mechanism.pattern == Window(2)
+    assert config.encoder.attention.mechanism.dropout == 0
+    config = chosen(str(tmp_path / "tags.conll"), {"model.attention": "Window(5)"})[0].model_config()
+    assert config.encoder.attention.mechanism.pattern == Window(5)
 
 
 def test_short_texts_need_no_long_rows(tmp_path: Path):

@@ -134,11 +134,11 @@ TABLES: dict[str, Table] = {
         5e-3,
         MUON,
         (
-            Size(0, 2, 64, 3_000, 0.3, 20, 400),
-            Size(20_000, 2, 128, 6_000, 0.3, 20, 800),
+            Size(0, 2, 64, 3_000, 0.3, 8, 400),
+            Size(20_000, 2, 128, 6_000, 0.3, 8, 800),
             Size(1_000_000, 2, 128, 8_000, 0.2, 8, 1_200),
         ),
-        settings={"model.position": "rope", "task.token_dropout": 0.3},
+        settings={"model.position": "rope", "model.attention": "Window(2)", "task.token_dropout": 0.3},
     ),
     "qa": Table("encoder-small", 4096, 5e-3, MUON, ENCODERS),
     "classify_image": Table(
