@@ -5,8 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from polyformer.cli.commands import COMMANDS, is_installed, load_command
-from polyformer.cli.own_output import own_output
+from polyformer.cli.commands import COMMANDS, DISTRIBUTION, is_installed, load_command
 from polyformer.core.errors import InputError, quote, unknown
 
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
@@ -62,6 +61,7 @@ def _dispatch(words: list[str]) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # must be set before torch is loaded
     os.environ.setdefault(HUGE_PAGES, "1")  # must be set before torch's first tensor
     from polyformer.cli.commands.options import parse, redirected_messages
+    from polyformer.cli.own_output import own_output
 
     try:
         with own_output():
@@ -82,9 +82,8 @@ def _help() -> str:
         "",
         "commands:",
     ]
-    for name in COMMANDS:
-        text = (load_command(name).__doc__ or "") if is_installed(name) else "Requires polyformer-lab."
-        lines.append(f"  {name:<12}{text.splitlines()[0]}")
+    for name, text in COMMANDS.items():
+        lines.append(f"  {name:<12}{text if is_installed(name) else f'Requires {DISTRIBUTION}.'}")
     end = "polyformer COMMAND --help shows options and examples; polyformer --version prints the version."
     return "\n".join([*lines, "", end])
 

@@ -5,7 +5,6 @@ given value may be anything, as large as a file or nested without end: `quote` s
 that does not depend on its size.
 """
 
-import difflib
 import itertools
 import reprlib
 from collections.abc import Iterable
@@ -72,6 +71,8 @@ def reason_of(error: Exception) -> str:
 
 def unknown(what: str, value: object, known: Iterable[str]) -> InputError:
     """Return an error for the name `value`, which is not in `known`, with the nearest names."""
+    import difflib  # loads re, which nothing but an error needs
+
     names = sorted(known)
     near = difflib.get_close_matches(value[:QUOTED], names, n=3, cutoff=0.5) if isinstance(value, str) else ()
     if near:
