@@ -2,7 +2,8 @@
 
 A mutant is one changed operator, comparison, constant or sign, one dropped `not`, mask or argument, inside a
 function. pytest collects the tests once. A fork of that process replaces the code of the function and runs
-the tests that call it, until one fails. `--again` repeats the mutants of an earlier report with the tests as
+the tests that call it, the shortest first, until one fails. Limits are of CPU time, so that a busy machine
+gives the same result. `--again` repeats the mutants of an earlier report with the tests as
 they are now, so that two suites are compared by the same faults.
 """
 
@@ -12,6 +13,7 @@ import builtins
 import functools
 import gc
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -172,14 +174,20 @@ class Campaign:
         random.Random(0).shuffle(items)
         parts = [range(part, len(items), self.processes) for part in range(self.processes)]
         calls: dict[int, list[int]] = {}
+        costs: dict[int, float] = {}
         failed: list[int] = []
         for part in self.forked([functools.partial(self.reach, items, part) for part in parts], None):
             calls |= part[0]
-            failed += part[1]
+            costs |= part[1]
+            failed += part[2]
         # A mark may be what breaks a test, such as a test of compiled graphs.
         (broken,) = self.forked([lambda: [k for k in failed if not self.passes(items, k)]], None)
         reached = {
-            mutant: [test for test in sorted(calls) if mutant in calls[test] and test not in broken]
+            mutant: [
+                test
+                for test in sorted(calls, key=costs.__getitem__)
+                if mutant in calls[test] and test not in broken
+            ]
             for mutant in range(len(self.places))
         }
         jobs = [functools.partial(self.kill, items, reached[k], k) for k in range(len(self.places))]
@@ -190,29 +198,33 @@ class Campaign:
             self.out.write_text(json.dumps(rows, indent=1))
         return True
 
-    def reach(self, items: list[pytest.Item], part: range) -> tuple[dict[int, list[int]], list[int]]:
-        """Run the tests of a part; return the mutants whose functions each calls, and the tests that fail."""
+    def reach(
+        self, items: list[pytest.Item], part: range
+    ) -> tuple[dict[int, list[int]], dict[int, float], list[int]]:
+        """Run the tests of a part; return the mutants whose functions each calls, its time, and failures."""
         called: set[int] = set()
         builtins.__hit__ = called.add  # type: ignore[attr-defined]
         names = sorted({(file, name) for file, name, _ in self.places})
         for file in {file for file, _ in names}:
             install(marked(file, {name: k for k, (other, name) in enumerate(names) if other == file}))
-        calls, failed = {}, []
+        calls, costs, failed = {}, {}, []
         for k in part:
             called.clear()
+            start = time.process_time()
             if not self.passes(items, k):
                 failed.append(k)
+            costs[k] = time.process_time() - start
             functions_called = [list(names[mark]) for mark in called]
             calls[k] = [m for m, place in enumerate(self.places) if place[:2] in functions_called]
-        return calls, failed
+        return calls, costs, failed
 
     def kill(self, items: list[pytest.Item], tests: list[int], mutant: int) -> dict[str, Any]:
         """Run the tests that reach a mutant until one fails or the time is over."""
         code, change = mutated(self.places[mutant])
         install(code)
-        end, waiting = time.monotonic() + self.seconds, iter(tests)
+        end, waiting = time.process_time() + self.seconds, iter(tests)
         killer = ""
-        while not killer and time.monotonic() < end and (test := next(waiting, None)) is not None:
+        while not killer and time.process_time() < end and (test := next(waiting, None)) is not None:
             killer = "" if self.passes(items, test) else items[test].nodeid
         return {"change": change, "killed_by": killer, "reached": len(tests), "left": len(list(waiting))}
 
@@ -222,18 +234,22 @@ class Campaign:
         return not self.failed
 
     def forked(self, jobs: Sequence[Callable[[], Any]], seconds: float | None) -> Iterator[Any]:
-        """Yield the results of jobs in order, each computed by a fork; None if it crashes or takes longer."""
+        """Yield the results of jobs in order, each computed by a fork; None if it crashes or takes longer.
+
+        seconds: of CPU time.
+        """
         with ThreadPoolExecutor(self.processes) as pool:
             yield from pool.map(functools.partial(in_a_fork, seconds=seconds), jobs)
 
 
 def in_a_fork(job: Callable[[], Any], seconds: float | None) -> Any:
+    """Return the result of a job; None if it crashes, takes more CPU time, or waits five times as long."""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=send, args=(job, sender))
+    process = FORK.Process(target=send, args=(job, sender, seconds))
     process.start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(seconds) else None
+        return receiver.recv() if receiver.poll(seconds and 5 * seconds) else None
     except EOFError:
         return None
     finally:
@@ -241,8 +257,10 @@ def in_a_fork(job: Callable[[], Any], seconds: float | None) -> Any:
         process.join()
 
 
-def send(job: Callable[[], Any], sender: Connection) -> None:
-    """Compute a job in 16 GiB without printing, and send its result."""
+def send(job: Callable[[], Any], sender: Connection, seconds: float | None) -> None:
+    """Compute a job in 16 GiB and so much CPU time without printing, and send its result."""
+    if seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
@@ -257,7 +275,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", type=Path, help="a report whose mutants are taken")
     parser.add_argument("--out", type=Path, default=ROOT / "build/mutants.json")
-    parser.add_argument("--seconds", type=float, default=100, help="of tests for each mutant (default: 100)")
+    parser.add_argument(
+        "--seconds", type=float, default=100, help="of CPU time for each mutant (default: 100)"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("tests", nargs="*", default=[str(ROOT / "tests" / name) for name in TESTED])
     options = parser.parse_args()
