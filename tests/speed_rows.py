@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -255,33 +255,62 @@ def serve(address: str) -> None:
         with contextlib.suppress(ChildProcessError):  # of processes that have ended
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if os.fork() == 0:
-            status = 1
-            try:
-                work(address, row, arm, cache)
-                status = 0
-            finally:
-                os._exit(status)
+        in_a_fork(functools.partial(work_until_settled, address, row, arm, cache))
 
 
-def work(address: str, row: str, arm: str, cache: str) -> None:
-    """Answer the questions of the driver about a row: ("ours" or "torch", loops) -> seconds a call."""
-    os.environ["XDG_CACHE_HOME"] = cache  # each process measures its own choices of kernels
-    with Client(address) as driver:
-        before = peak_mib(resource.RUSAGE_SELF)
+def in_a_fork(job: Callable[[], bool]) -> int:
+    """Fork a process that computes a job, and return its number; it ends with 0, 1 if False, 2 for errors."""
+    process = os.fork()
+    if process == 0:
+        status = 2
         try:
-            ours, theirs = ROWS[row]()
-            calls = {"ours": ours, "torch": theirs}
-            loops = {name: loops_of(call) for name, call in calls.items()}
-        except Exception as error:
-            driver.send((arm, {}, f"{type(error).__name__}: {error}".partition("\n")[0][:200]))
-            return
-        driver.send((arm, loops, ""))
+            status = int(not job())
+        finally:
+            os._exit(status)
+    return process
+
+
+def work_until_settled(address: str, row: str, arm: str, cache: str) -> bool:
+    """Let processes do the work of a row until all of its choices of kernels are stored."""
+    with Client(address) as driver:  # closed here too, so that the driver notices a process that crashes
+        for last in False, False, True:
+            process = in_a_fork(functools.partial(work, driver, row, arm, cache, last))
+            if os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) != 1:
+                break
+    return True
+
+
+def work(driver: Connection, row: str, arm: str, cache: str, last: bool) -> bool:
+    """Answer the questions of the driver about a row: ("ours" or "torch", loops) -> seconds a call.
+
+    False without an answer, unless it is the `last` try, if this process has measured choices of kernels and
+    stored them: that takes up to 200 MiB, and leaves behind as much by chance as a row may take.
+    """
+    os.environ["XDG_CACHE_HOME"] = cache  # each launch measures its own choices of kernels
+    before, choices = peak_mib(resource.RUSAGE_SELF), stored_choices(cache)
+    calls: dict[str, Call] = {}
+    loops: dict[str, int] = {}
+    message = ""
+    try:
+        calls["ours"], calls["torch"] = ROWS[row]()
+        loops = {name: loops_of(call) for name, call in calls.items()}
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    if not last and stored_choices(cache) != choices:
+        return False
+    driver.send((arm, loops, message))
+    if not message:
         while (question := driver.recv()) is not None:
-            name, loops = question
-            driver.send(timed(calls[name], loops))
+            name, count = question
+            driver.send(timed(calls[name], count))
         own = peak_mib(resource.RUSAGE_SELF) - before
         driver.send(max(own, peak_mib(resource.RUSAGE_CHILDREN)))
+    return True
+
+
+def stored_choices(cache: str) -> list[bytes]:
+    """Return the files of choices in a cache folder."""
+    return [file.read_bytes() for file in sorted(Path(cache).rglob("tuning/*.json"))]
 
 
 def loops_of(call: Call) -> int:

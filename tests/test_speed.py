@@ -1,15 +1,18 @@
 """`make speed` finds a function that was made slower and one that keeps memory, and nothing else."""
 
+import functools
+import os
 import shutil
 import subprocess
 import sys
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 import pytest
 
 from registered import nightly
 from speed import Figures, Launch, Result, draw, git, record
-from speed_rows import ROWS
+from speed_rows import ROWS, Call, in_a_fork, work_until_settled
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,6 +70,39 @@ def test_an_unknown_revision_is_no_slow_row(capsys: pytest.CaptureFixture[str]) 
         git("rev-parse", "--verify", "--quiet", "no-such-revision^{commit}^{oops}")
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_memory_is_that_of_a_process_that_measures_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that stores choices of kernels leaves its row to a new one, which reads them."""
+    choices, processes = tmp_path / "polyformer/tuning/machine.json", tmp_path / "processes"
+
+    def row() -> tuple[Call, Call]:
+        choices.parent.mkdir(parents=True, exist_ok=True)
+        choices.touch()
+        with processes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return (lambda: None), (lambda: None)
+
+    monkeypatch.setitem(ROWS, "fake", row)
+    with Listener(str(tmp_path / "socket"), "AF_UNIX") as listener:
+        in_a_fork(functools.partial(work_until_settled, listener.address, "fake", "new", str(tmp_path)))
+        with listener.accept() as driver:
+            assert driver.recv()[0] == "new"
+            driver.send(None)
+            assert driver.recv() < 8
+        os.wait()
+    assert len(set(processes.read_text().split())) == 2
+
+
+def test_a_process_that_crashes_ends_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROWS, "fake", lambda: os._exit(3))
+    with Listener(str(tmp_path / "socket"), "AF_UNIX") as listener:
+        in_a_fork(functools.partial(work_until_settled, listener.address, "fake", "new", str(tmp_path)))
+        with listener.accept() as driver, pytest.raises(EOFError):
+            driver.recv()
+        os.wait()
 
 
 SLOW = """
