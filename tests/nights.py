@@ -68,6 +68,10 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
         "test_without_a_compiler_the_error_names_it": (0, PROCESSES),
         "test_a_step_reads_a_cache_of_integers": (6, COMPILED),
     },
+    "models/attached/test_layers.py": {
+        "test_a_graph_is_told_where_sequences_end": (1, COMPILED),
+        "test_a_graph_of_the_whole_model": (0, "test_compiled.py has such a graph, with a cache"),
+    },
     "models/attached/test_compiled.py": {
         "test_what_is_attached_goes_into_the_graph": (1, COMPILED),
         "test_a_static_cache_needs_one_graph": (1, COMPILED),

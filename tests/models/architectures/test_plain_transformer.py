@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import polyformer
 from polyformer.training.schedules import Noam
+from registered import EVERYTHING
 
 FILE = Path(__file__).parents[3] / "examples" / "plain_transformer.py"
 PLAIN = SimpleNamespace(**runpy.run_path(str(FILE)))
@@ -151,7 +152,7 @@ def trained() -> tuple[Any, polyformer.Transformer]:
 def test_beam_search(trained: tuple[Any, polyformer.Transformer], beams: int, alpha: float):
     plain, model = trained
     texts = []
-    for words in sentences(100, *range(1, 15)):
+    for words in sentences(100, *range(1, 15, 1 if EVERYTHING else 3)):
         source = torch.tensor(words)
         texts.append(PLAIN.beam_search(plain, source, beams, alpha))
         options = {"num_beams": beams, "length_penalty": alpha, "max_new_tokens": len(words) + 50}

@@ -138,7 +138,12 @@ def test_tokens_after_the_last_sequence_are_one_of_their_own(ends: list[int]):
         torch.testing.assert_close(
             named(changed, ends)[:, start:stop], packed[:, start:stop], rtol=0, atol=1e-5
         )
-    torch.testing.assert_close(named(ids, ends, compiled=True), packed, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("ends", [[0, 5], [0, 5, 8], [0, 5, 5, 8, 8], [0, 12], [0, 5, 12]])
+def test_a_graph_is_told_where_sequences_end(ends: list[int]):
+    ids = IDS[:1]
+    torch.testing.assert_close(named(ids, ends, compiled=True), named(ids, ends), rtol=0, atol=1e-5)
 
 
 def test_sequences_of_several_rows_count_all_tokens():
