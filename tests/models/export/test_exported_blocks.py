@@ -14,12 +14,12 @@ from registered import EVERYTHING
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 50}
 PATTERNS = {
+    "Window(3) | Marked()": "dense (its pattern has no rule for blocks)",
     "Window(5)": "blocks of 64 with 192 keys",
     "Window(7, dilation=3) | GlobalEnd(2)": "blocks of 64 with 194 keys",
     "BlockWindow(4, 1, 0) | BlockWindow(6, 0, 1)": "blocks of 60 with 180 keys",
     # BigBird's pattern, in which a text of up to 30 tokens sees itself whole.
     "Whole(30) | BlockWindow(8) | Global(8) | GlobalEnd(8) | Random(1, 8)": "blocks of 8 with 96 keys",
-    "Window(3) | Marked()": "dense (its pattern has no rule for blocks)",
     "Window(300)": "dense (a block would see 896 keys, and the longest text has 600)",
 }
 
