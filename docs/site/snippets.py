@@ -34,7 +34,7 @@ SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": 
 """Axes of a recipe: the setting that selects a member."""
 
 CALLS = {
-    CACHE: "out = model.generate(ids, cache={})",
+    CACHE: "out = model.eval().generate(ids, cache={})",
     "Head": "hidden = model(ids).last_hidden_state  # model(ids).logits is the output of the head",
     "Memory": "out = model(ids, state=model.new_state())  # the next segment: model(more, state=out.state)",
 }

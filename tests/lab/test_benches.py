@@ -183,8 +183,8 @@ def test_tiny_models_of_three_libraries_write_the_same_tokens() -> None:
         **{f"tiny-{what}": models for what in ("forward", "generation", "step")},
         **{f"attend-{stated}": attention for stated in ("text", "object", "function")},
     }
-    written = cases["tiny-generation"].facts
-    assert [written[name]["same tokens"] for name in ("plain PyTorch", "transformers")] == [1, 1]
+    facts = cases["tiny-generation"].facts
+    assert [facts[name]["same tokens"] for name in ("plain PyTorch", "transformers")] == [1, 1]
 
 
 def test_the_plain_decoder_has_the_loss_and_the_gradients_of_ours() -> None:

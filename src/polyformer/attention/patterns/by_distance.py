@@ -65,7 +65,9 @@ def _runs_seen(pattern: ByDistance) -> tuple[tuple[int, int], ...]:
     """Return the runs of visible distances, each as (least, greatest), beginning with the farthest key."""
     before, after = pattern.ends()
     # From the farthest earlier key to the farthest later key: keys in ascending order.
-    distance = torch.arange(before, -after - 1, -1)
+    distance = torch.arange(
+        before, -after - 1, -1, device="cpu"
+    )  # also if a model is built on the meta device
     seen = pattern.sees(distance).expand(len(distance))
     return tuple((before - stop + 1, before - start) for start, stop in runs(seen))
 

@@ -130,24 +130,10 @@ class Plan:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
         """Return output [B, H, Tq, Dv]."""
-        out = (self._in_groups if self.grouped or q.is_cuda else self._fused)(q, k, v, dropout)
-        return out if self.empty is None else out.masked_fill(self.empty, 0.0)
-
-    def _in_groups(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        """Return the output of torch's function for grouped heads, and for a GPU's fastest kernel."""
-        shape, grouped, cuda = (*q.shape[:3], v.shape[3]), self.grouped, q.is_cuda
-        flash = cuda and self._fits_flash(q, v)
-        if grouped and not flash and q.shape[2] == 1 and (self.mask is None or self.mask.shape[1] == 1):
-            # A single query per head becomes a query of the key head, so that its keys are read only once.
-            q, grouped = q.unflatten(1, (-1, q.shape[1] // k.shape[1])).flatten(2, 3), False
-        if cuda and not flash:
-            q, k, v = self._for_efficient(q, k, v)
-            grouped = False
-        out = self._fused(q, k, v, dropout, grouped)
-        return out if out.shape == shape else out.narrow(3, 0, shape[3]).reshape(shape)
-
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool = False) -> Tensor:
-        """Return the output of torch's function; `grouped`: several query heads share a key head."""
+        shape, grouped = None, False
+        if self.grouped or q.is_cuda:
+            shape = *q.shape[:3], v.shape[3]
+            q, k, v, grouped = self._arranged(q, k, v)
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -160,7 +146,19 @@ class Plan:
         )
         if torch.is_grad_enabled() and not torch.compiler.is_compiling() and _is_fused(out):
             mark_first_order(out, "torch's fused attention (backend 'sdpa')")
-        return out
+        if shape is not None and out.shape != shape:
+            out = out.narrow(3, 0, shape[3]).reshape(shape)
+        return out if self.empty is None else out.masked_fill(self.empty, 0.0)
+
+    def _arranged(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Return the inputs for the fastest kernel, and whether their query heads share key heads."""
+        flash, grouped = q.is_cuda and self._fits_flash(q, v), self.grouped
+        if grouped and not flash and q.shape[2] == 1 and (self.mask is None or self.mask.shape[1] == 1):
+            # A single query per head becomes a query of the key head, so that its keys are read only once.
+            q, grouped = q.unflatten(1, (-1, q.shape[1] // k.shape[1])).flatten(2, 3), False
+        if q.is_cuda and not flash:
+            return *self._for_efficient(q, k, v), False
+        return q, k, v, grouped
 
     def _fits_flash(self, q: Tensor, v: Tensor) -> bool:
         """Return whether torch's flash kernel runs the call, which takes grouped heads and any width."""
