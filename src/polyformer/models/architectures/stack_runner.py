@@ -1,5 +1,6 @@
 """Running a stack of a model, its encoder or its decoder, from token ids to the stack's output."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -231,13 +232,9 @@ class StackRunner:
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         halting = stack.start_halting(x, pos, context, source, self.predict)
         arguments = x, pos, context, source, layer_states, collect, *(() if halting is None else (halting,))
-        attentions: list[Tensor] = []
-        with collect_auxiliary_losses() as auxiliary_losses:
-            if options.output_attentions:
-                with recorded() as attentions:
-                    hidden, layer_states = stack(*arguments)
-            else:
-                hidden, layer_states = stack(*arguments)
+        recording = recorded() if options.output_attentions else contextlib.nullcontext([])
+        with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
+            hidden, layer_states = stack(*arguments)
         if attentions and layer_states is not None and stack.memory is None:
             attentions = all_columns(attentions, layer_states, tokens.seen, source is not None)
         last_layer = None

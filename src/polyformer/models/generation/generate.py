@@ -97,8 +97,7 @@ def generate(
     contrast = _layer_contrast(model, config, mixture or retrieval)
     decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile, config.cache)
     prompts = _prompts(model, input_ids, attention_mask)
-    for name, module in (("model", model), ("draft", draft)):
-        _warn_of_training_mode(name, module)
+    _warn_of_training_mode(model=model, draft=draft)
     with decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
         stops = _stopping(config, special.eos, decode, streamer, *prompts)
@@ -253,12 +252,13 @@ def _check_options(
         raise InputError(f"num_beams: expected fewer than the {vocabulary} tokens, got {beams}")
 
 
-def _warn_of_training_mode(name: str, model: object) -> None:
-    """Warn that dropout is active, if an argument of `generate` is a model in training mode."""
-    if getattr(model, "training", False):
-        warnings.warn(
-            f"{name}: expected a model in evaluation mode, got training mode, in which dropout changes the "
-            f"text; call {name}.eval() first",
-            category=Caution,
-            stacklevel=4,
-        )
+def _warn_of_training_mode(**models: object) -> None:
+    """Warn that dropout is active in an argument of `generate` that is a model in training mode."""
+    for name, model in models.items():
+        if getattr(model, "training", False):
+            warnings.warn(
+                f"{name}: expected a model in evaluation mode, got training mode, in which dropout changes "
+                f"the text; call {name}.eval() first",
+                category=Caution,
+                stacklevel=4,
+            )
