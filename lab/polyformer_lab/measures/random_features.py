@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.linear.feature_attention import linear_attention
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.core.ops.random_directions import directions
@@ -60,5 +61,5 @@ def _error(map: str, orthogonal: bool, count: int, length: int, width: int, size
     else:
         q, k = (x * size * width**-0.25 for x in (q, k))
     kernel = Kernel(MAPS[map], directions(count, width, orthogonal, generator), FLOOR)
-    estimate, _ = linear_attention(q, k, v, kernel, Context(length, length))
+    estimate, _ = linear_attention(Heads(q, k, v), kernel, Context(length, length))
     return float((estimate - torch.softmax(q @ k.mT, -1) @ v).square().mean())

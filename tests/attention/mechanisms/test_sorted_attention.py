@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
 from pairwise import pairwise
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh import sorted_attention as engine
 from polyformer.attention.mechanisms.lsh import sorted_window
 from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
@@ -50,7 +51,7 @@ def test_it_is_a_masked_softmax(sizes: tuple[int, int, int], causal: bool, itsel
         windows = bucket_windows(buckets, size, context)
         results = []
         for y in (
-            sorted_attention(*tensors, windows, context, SCALE, itself),
+            sorted_attention(Heads(*tensors), windows, context, SCALE, itself),
             plainly(*tensors, windows, context, itself),
         ):
             weight = torch.arange(y.numel()).view_as(y).cos()
@@ -65,10 +66,10 @@ def test_parts_do_not_show_in_the_result(few: int, monkeypatch: pytest.MonkeyPat
     tensors, buckets = inputs(150, rounds=2, buckets=3)
     context = Context(150, 150, causal=True)
     windows = bucket_windows(buckets, 33, context)
-    expected = sorted_attention(*tensors, windows, context, SCALE)
+    expected = sorted_attention(Heads(*tensors), windows, context, SCALE)
     for module in (sorted_window, engine):
         monkeypatch.setattr(module, "cache_capacity", lambda like: few)
-    actual = sorted_attention(*tensors, windows, context, SCALE)
+    actual = sorted_attention(Heads(*tensors), windows, context, SCALE)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -77,7 +78,7 @@ def test_no_table_of_all_pairs_is_made():
     tensors, buckets = inputs(length, rounds=2, buckets=100, heads=1)
     context = Context(length, length, causal=True)
     with LargestTensor() as largest:
-        sorted_attention(*tensors, bucket_windows(buckets, 32, context), context, SCALE)
+        sorted_attention(Heads(*tensors), bucket_windows(buckets, 32, context), context, SCALE)
     assert largest.largest < length * 300
 
 
@@ -88,7 +89,7 @@ def test_weights_of_large_scores_sum_to_one_in_gradients():
     windows = bucket_windows(buckets, 9, context)
     q = torch.full((2, 2, 70, 6), 1e4)
     v = torch.randn(2, 2, 70, 5, requires_grad=True)
-    sorted_attention(q, q, v, windows, context, SCALE).sum().backward()
+    sorted_attention(Heads(q, q, v), windows, context, SCALE).sum().backward()
     assert v.grad is not None
     torch.testing.assert_close(v.grad.sum((2, 3)), torch.full((2, 2), 70.0 * 5), rtol=1e-4, atol=0)
 
@@ -98,6 +99,6 @@ def test_large_and_equal_scores_stay_finite():
     q, k, v = (x.detach().float() for x in tensors)
     context = Context(70, 70, causal=True)
     windows = bucket_windows(buckets, 9, context)
-    y = sorted_attention(q * 1e4, k * 1e4, v, windows, context, SCALE, attend_self=False)
+    y = sorted_attention(Heads(q * 1e4, k * 1e4, v), windows, context, SCALE, attend_self=False)
     assert y.isfinite().all()
     assert y.abs().max() <= v.abs().max() * 1.001

@@ -148,16 +148,8 @@ def guarded(forward: Forward) -> Forward:
     """
 
     @functools.wraps(forward)
-    def run(
-        self: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        state: State | None,
-        position: Any,
-        *gates: Tensor,
-    ) -> Mixed:
+    def run(self: Any, q: Tensor, k: Tensor, v: Tensor, context: Context, *terms: Any, **named: Any) -> Mixed:
+        state, position, gates = _terms(*terms, **named)
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
         if context.shard is not None:  # all processes must take the same steps, whatever their values are
@@ -190,6 +182,13 @@ def guarded(forward: Forward) -> Forward:
         return y.masked_fill(for_heads(bad_queries, y.shape[1]) | sees_bad, torch.nan), None
 
     return run
+
+
+def _terms(
+    state: State | None, position: Any, *gates: Tensor
+) -> tuple[State | None, Any, tuple[Tensor, ...]]:
+    """Return the arguments of `Mechanism.forward` after the context, with the gates as one value."""
+    return state, position, gates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -91,8 +91,8 @@ class AdaptiveSpan(SpanAttention):
         k, v, state = appended(state, k, v)
         add_auxiliary_loss("span", self._span_loss())
         record_mark("span (tokens)", lambda: self.spans().view(1, -1, 1).expand(q.shape[:3]), "queries")
-        log_mask = self._log_mask(context)
-        return self.attend(q, k, v, context, position, self._pattern(), log_mask), state
+        log_mask, pattern = self._log_mask(context), self._pattern()
+        return self.attend(q, k, v, context, position, pattern=pattern, log_mask=log_mask), state
 
     def _span_loss(self) -> Tensor:
         """Return the mean span times its penalty, plus a quadratic loss that keeps fractions near 0..1."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -97,6 +97,14 @@ ALTERNATIVES = {
     "supports_part_rotations": "choose an extension that is the same at every length, such as 'yarn'",
 }
 """Alternatives to a missing capability, other than another mechanism."""
+
+
+class Heads(NamedTuple):
+    """The queries, keys and values of a call: q [B, H, Tq, D], k [B, Hkv, Tk, D] and v [B, Hkv, Tk, Dv]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
 
 
 @dataclasses.dataclass(frozen=True)

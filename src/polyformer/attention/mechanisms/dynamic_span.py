@@ -83,7 +83,7 @@ class DynamicSpan(SpanAttention):
         record_mark("span (tokens)", lambda: spans, "queries")
         add_auxiliary_loss("span", self.config.penalty * _mean_span(spans, context))
         pattern, log_mask = self._pattern(spans), self._log_mask(spans, context)
-        return self.attend(q, k, v, context, position, pattern, log_mask), state
+        return self.attend(q, k, v, context, position, pattern=pattern, log_mask=log_mask), state
 
     def _log_mask(self, spans: Tensor, context: Context) -> ScoreMod:
         """Return a score function that adds log m(d)."""

@@ -117,6 +117,7 @@ class SpanAttention(Mechanism):
         v: Tensor,
         context: Context,
         position: PositionTerms,
+        *,
         pattern: Pattern,
         log_mask: Relative | ScoreMod,
     ) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.request import score_scale
-from polyformer.attention.mechanisms.base import MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import Heads, MechanismBackend, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.mechanisms.chosen_blocks.choice import (
     BlockTable,
@@ -68,26 +68,20 @@ class ChosenBlocks(CachedAttention):
             means = block_means(at_least_float32(k), table)
             scores = block_scores(at_least_float32(q), means).flatten(1, 2)
             chosen = best_blocks(scores, table, rule.ranked)
-        return self.over_blocks(q, k, v, context, position, table, chosen), state
+        return self.over_blocks(Heads(q, k, v), context, position, table, chosen), state
 
     def over_blocks(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        position: PositionTerms,
-        table: BlockTable,
-        chosen: Tensor,
+        self, heads: Heads, context: Context, position: PositionTerms, table: BlockTable, chosen: Tensor
     ) -> Tensor:
         """Return attention over the near blocks and the blocks `chosen` [B, H, Tq, N]."""
+        q, k, v = heads
         rule = self.config.ranking()
         # The meta device has no numbers for a mask: it traces the cost of inference.
-        trained = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) and not q.is_meta
+        trained = torch.is_grad_enabled() and any(x.requires_grad for x in heads) and not q.is_meta
         plain = position is None or position.is_plain
         dense = recording() or trained or not plain or self.config.backend == "definition"
         if dense or (self.training and self.config.dropout):
-            return self._masked(q, k, v, context, position, table, chosen)
+            return self._masked(heads, context, position, table, chosen)
         with without_autocast(q):
             near, near_lse = attend(
                 q,
@@ -99,24 +93,18 @@ class ChosenBlocks(CachedAttention):
                 return_lse=True,
             )
             scale = score_scale(self.config.scale, q.shape[3])
-            exact_q, exact_k, exact_v = (at_least_float32(x) for x in (q, k, v))
+            exact = Heads(*map(at_least_float32, heads))
             sums = at_least_float32(near), at_least_float32(near_lse)
-            y = with_chosen_blocks(exact_q, exact_k, exact_v, sums, chosen, table, scale)
+            y = with_chosen_blocks(exact, sums, chosen, table, scale)
         if y is None:
-            return self._masked(q, k, v, context, position, table, chosen)
+            return self._masked(heads, context, position, table, chosen)
         return y.to(q.dtype)
 
     def _masked(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        position: PositionTerms,
-        table: BlockTable,
-        chosen: Tensor,
+        self, heads: Heads, context: Context, position: PositionTerms, table: BlockTable, chosen: Tensor
     ) -> Tensor:
         """Return dense attention with the mask of the chosen blocks: the definition."""
+        q, k, v = heads
         seen = (chosen | table.near.unsqueeze(1)).expand(q.shape[0], *chosen.shape[1:])
         numbers, offset = table.numbers.expand(q.shape[0], -1), context.offset
         definition = self.config.backend == "definition"

@@ -11,27 +11,21 @@ For inference: it writes to its sums.
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.chosen_blocks.choice import BlockTable
 
 
 @torch.no_grad()
 def with_chosen_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    near: tuple[Tensor, Tensor],
-    chosen: Tensor,
-    table: BlockTable,
-    scale: float,
+    heads: Heads, near: tuple[Tensor, Tensor], chosen: Tensor, table: BlockTable, scale: float
 ) -> Tensor | None:
     """Return attention over the near and the chosen blocks [B, H, Tq, Dv].
 
-    q [B, H, Tq, D], k [B, Hkv, Tk, D], v [B, Hkv, Tk, Dv]; near: the outputs and the log-sum-exp of the near
-    blocks; chosen [B, H, Tq, N] of bool. None if scores exceed the near scores by an amount at which sums may
-    overflow.
+    near: the outputs and the log-sum-exp of the near blocks; chosen [B, H, Tq, N] of bool. None if scores
+    exceed the near scores by an amount at which sums may overflow.
     """
-    batch, heads = q.shape[:2]
-    groups = heads // k.shape[1]
+    q, k, v = heads
+    batch, groups = len(q), q.shape[1] // k.shape[1]
     out, total = near[0].clone(), (near[1] > -torch.inf).to(q.dtype)
     # A further channel subtracts the log-sum-exp from all scores of a query.
     q = torch.cat([q, -near[1].masked_fill(total == 0, 0).unsqueeze(-1)], -1)

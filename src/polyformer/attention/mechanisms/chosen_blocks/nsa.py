@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.request import score_scale
-from polyformer.attention.mechanisms.base import PositionTerms, check_head_size
+from polyformer.attention.mechanisms.base import Heads, PositionTerms, check_head_size
 from polyformer.attention.mechanisms.chosen_blocks.base import ChosenBlocks, ChosenBlocksConfig
 from polyformer.attention.mechanisms.chosen_blocks.choice import (
     BlockTable,
@@ -100,12 +100,12 @@ class NativeSparse(ChosenBlocks):
         context: Context,
         state: State | None,
         position: PositionTerms,
-        gates: Tensor | None = None,
+        *gates: Tensor,
     ) -> tuple[Tensor, State | None]:
         """See `Mechanism.forward`. gates: [B, T, 3 H] before their sigmoid; by default 0."""
         k, v, state = appended(state, k, v)
         table = block_table(context, self.config.ranking(), q.device)
-        shares = q.new_zeros(len(q), q.shape[2], 3 * q.shape[1]) if gates is None else gates
+        shares = gates[0] if gates else q.new_zeros(len(q), q.shape[2], 3 * q.shape[1])
         # [B, T, 3 H] -> 3 of [B, H, T, 1]
         shares = shares.to(q.dtype).sigmoid().unflatten(-1, (3, -1)).permute(2, 0, 3, 1).unsqueeze(-1)
         with recorded() if recording() else contextlib.nullcontext([]) as weights:
@@ -116,7 +116,7 @@ class NativeSparse(ChosenBlocks):
             last = self.config.window - 1
             branches = (
                 summaries,
-                self.over_blocks(q, k, v, context, None, table, chosen),
+                self.over_blocks(Heads(q, k, v), context, None, table, chosen),
                 self.attend(q, k, v, context, None, pattern=Window(last, last), scale=self.config.scale),
             )
         if weights:

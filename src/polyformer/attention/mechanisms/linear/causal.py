@@ -45,6 +45,7 @@ from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import (
     RUN,
     Sums,
+    WeightedHeads,
     grad_ratio,
     head_groups,
     invert_denominators,
@@ -60,20 +61,11 @@ from polyformer.core.ops.second_order import first_order
 class Run:
     """A run of C tokens of N heads: their features, the weights of its keys, and the scores of its pairs."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weight: Tensor,
-        decay: Tensor | None,
-        top: Tensor,
-    ):
-        self.kernel, self.q, self.k, self.v = kernel, q, k, v
-        (self.phi_q, _), (self.phi_k, scale) = kernel.values(q), kernel.features(k)
+    def __init__(self, kernel: Kernel, heads: WeightedHeads, top: Tensor):
+        self.kernel, self.q, self.k, self.v = kernel, heads.q, heads.k, heads.v
+        (self.phi_q, _), (self.phi_k, scale) = kernel.values(heads.q), kernel.features(heads.k)
         # The scale of a key is part of its weight; the scale of a query cancels.
-        self.weights = run_weights(weight + scale, decay, top)
+        self.weights = run_weights(heads.weight + scale, heads.decay, top)
         self.scores = product(self.phi_q, self.phi_k.mT).mul_(self.weights.pairs)
 
 
@@ -137,25 +129,18 @@ def run_backward(run: Run, grad: Tensor, past: Tensor, grad_next: Tensor) -> tup
 
 
 class CausalAttention(torch.autograd.Function):
-    """q, k [N, T, D], [v, 1] [N, T, Dv + 1], log weight and decay [N, T], past -> out [N, T, Dv], sums."""
+    """The tensors of `WeightedHeads`, the tensors of the past `Sums` -> out [N, T, Dv], sums."""
 
     @staticmethod
     @autocast_disabled
-    def forward(
-        ctx: Any,
-        kernel: Kernel,
-        graph: bool,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weight: Tensor,
-        decay: Tensor | None,
-        *past: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, kernel: Kernel, graph: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Compute the runs from the first to the last.
 
-        graph: whether the sums before each run are saved for the backward pass.
+        graph: whether the sums before each run are saved for the backward pass. tensors: one by one, because
+        autograd follows no tensors inside of other values.
         """
+        inputs, past = WeightedHeads(*tensors[:5]), tensors[5:]
+        q, _, v, weight, _ = inputs
         steps = runs(q.shape[1], RUN)
         out = v.new_empty(*v.shape[:2], v.shape[2] - 1)
         inverse, unraised = torch.empty_like(weight), torch.empty_like(weight)
@@ -171,14 +156,14 @@ class CausalAttention(torch.autograd.Function):
                         for table, value in zip(before, sums):
                             table[number, heads] = value
                     at = heads, step
-                    run = Run(kernel, q[at], k[at], v[at], weight[at], _at(decay, at), sums.top)
+                    run = Run(kernel, inputs.part(at), sums.top)
                     out[at], inverse[at], unraised[at], sums = run_forward(run, sums)
                 for table, value in zip(after, sums):
                     table[heads] = value
 
         parallel_map(work, head_groups(len(q), min(RUN, q.shape[1]), kernel), q.device)
         ctx.kernel = kernel
-        ctx.save_for_backward(q, k, v, weight, decay, out, inverse, unraised, *before, after.table)
+        ctx.save_for_backward(*inputs, out, inverse, unraised, *before, after.table)
         # top and mass only rescale: gradients treat them as constants.
         ctx.mark_non_differentiable(after.top, after.mass)
         ctx.set_materialize_grads(False)
@@ -189,7 +174,9 @@ class CausalAttention(torch.autograd.Function):
     @autocast_disabled
     def backward(ctx: Any, grad: Tensor | None, *grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the runs in reverse with `run_backward`, passing on the gradients of the sums."""
-        q, k, v, weight, decay, out, inverse, unraised, sums, top, last = ctx.saved_tensors
+        *tensors, out, inverse, unraised, sums, top, last = ctx.saved_tensors
+        inputs = WeightedHeads(*tensors)
+        q, k, v, weight, decay = inputs
         kernel, steps, grad_s = ctx.kernel, runs(q.shape[1], RUN), grad_sums[0]
         grad = torch.zeros_like(out) if grad is None else grad
         grad_s = torch.zeros_like(last) if grad_s is None else grad_s.clone()
@@ -202,7 +189,7 @@ class CausalAttention(torch.autograd.Function):
                 grad_next = grad_s[heads]
                 for number, step in reversed(list(enumerate(steps))):
                     at = heads, step
-                    run = Run(kernel, q[at], k[at], v[at], weight[at], _at(decay, at), top[number, heads])
+                    run = Run(kernel, inputs.part(at), top[number, heads])
                     ratio = grad_ratio(grad[at], out[at], inverse[at], unraised[at])
                     grad_run, grad_next = run_backward(run, ratio, sums[number, heads], grad_next)
                     for table, value in zip(gradients, grad_run):
@@ -217,7 +204,3 @@ class CausalAttention(torch.autograd.Function):
             grad_decays = (grad_log_query - grad_log_key).flip(-1).cumsum(-1).flip(-1)
             grad_decays += grad_last.unsqueeze(-1)
         return None, None, grad_q, grad_k, grad_v, grad_log_key, grad_decays, grad_s, None, None
-
-
-def _at(table: Tensor | None, at: tuple[slice, slice]) -> Tensor | None:
-    return None if table is None else table[at]

@@ -12,6 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import floor_denominators
 from polyformer.attention.patterns.implied import implied
@@ -41,16 +42,14 @@ class LinearInputs:
     @classmethod
     def of(
         cls,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        heads: Heads,
         kernel: Kernel,
         context: Context,
         weight: Tensor | None = None,
         decay: Tensor | None = None,
     ) -> "LinearInputs":
         """Cast the inputs, repeat grouped keys and values [B, Hkv, T, D], and give padding no weight."""
-        q, k, v = (x.to(kernel.directions.dtype) for x in (q, k, v))
+        q, k, v = (x.to(kernel.directions.dtype) for x in heads)
         groups, new = q.shape[1] // k.shape[1], k.shape[2]
         if groups > 1:
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))

@@ -6,7 +6,13 @@ from torch import Tensor
 from polyformer.attention.mechanisms.linear.causal import CausalAttention
 from polyformer.attention.mechanisms.linear.definition import LinearInputs
 from polyformer.attention.mechanisms.linear.noncausal import NoncausalAttention
-from polyformer.attention.mechanisms.linear.sums import Sums, append_one, empty_sums, recurrent_step
+from polyformer.attention.mechanisms.linear.sums import (
+    Sums,
+    WeightedHeads,
+    append_one,
+    empty_sums,
+    recurrent_step,
+)
 from polyformer.core.host_values import on_host
 
 
@@ -21,13 +27,14 @@ def attend_document(inputs: LinearInputs, past: Sums) -> tuple[Tensor, Sums]:
     if not inputs.causal:
         out = NoncausalAttention.apply(inputs.kernel, q, k, v, weight)
     elif queries == last == 1:
-        out, past = recurrent_step(inputs.kernel, q, k, v, weight, decay, past)
+        out, past = recurrent_step(inputs.kernel, WeightedHeads(q, k, v, weight, decay), past)
     else:
         # Keys before the first query get queries of zeros, so that both have the same length; their outputs
         # are dropped.
         q = torch.nn.functional.pad(q, (0, 0, inputs.offset, 0))
         graph = torch.is_grad_enabled()
-        out, *after = CausalAttention.apply(inputs.kernel, graph, q, k, v, weight, decay, *past)
+        tensors = *WeightedHeads(q, k, v, weight, decay), *past
+        out, *after = CausalAttention.apply(inputs.kernel, graph, *tensors)
         out, past = out[:, inputs.offset :], Sums(*after)
     return out.unflatten(0, (rows, heads)), past
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.plan import refuse_recording
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig
+from polyformer.attention.mechanisms.base import Heads, Mechanism, MechanismBackend, MechanismConfig
 from polyformer.attention.mechanisms.linear.context_parallel import context_parallel_attention, packed_size
 from polyformer.attention.mechanisms.linear.definition import LinearInputs, definition
 from polyformer.attention.mechanisms.linear.documents import (
@@ -97,9 +97,7 @@ class LinearState(State):
 
 
 def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    heads: Heads,
     kernel: Kernel,
     context: Context,
     state: State | None = None,
@@ -108,12 +106,13 @@ def linear_attention(
 ) -> tuple[Tensor, State | None]:
     """Return the output [B, H, Tq, Dv] in the precision of the kernel, and the next state, if any.
 
-    q [B, H, Tq, D] and the keys and values after the state's, k [B, Hkv, T, D], v [B, Hkv, T, Dv].
+    heads: the queries, and the keys and values after the state's.
     weight, decay: [B, H, T] log weights of the keys, and log decays before each token (causal only).
     """
     assert isinstance(state, LinearState | None)
+    q, k, v = heads
     with without_autocast(q):
-        inputs = LinearInputs.of(q, k, v, kernel, context, weight, decay)
+        inputs = LinearInputs.of(heads, kernel, context, weight, decay)
         # Weights of single tokens exist only in the definition over all pairs.
         if recording():
             refuse_recording(context)
@@ -126,8 +125,8 @@ def linear_attention(
         if context.shard is not None:
             return context_parallel_attention(inputs, context), None
         # Sums have rows and heads in one axis N = B H.
-        rows, heads = q.shape[:2]
-        past = (state or LinearState()).past(rows, heads, v.shape[3], kernel)
+        rows, count = q.shape[:2]
+        past = (state or LinearState()).past(rows, count, v.shape[3], kernel)
         if context.q_doc is None or context.kv_doc is None:
             out, past = attend_document(inputs, past)
         # Several documents in a row: only the first may continue the state.
@@ -137,7 +136,7 @@ def linear_attention(
             out = attend_noncausal_documents(inputs, context.q_doc, context.kv_doc, past)
         if state is None:
             return out, None
-        return out, LinearState(*(x.unflatten(0, (rows, heads)) for x in past))
+        return out, LinearState(*(x.unflatten(0, (rows, count)) for x in past))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +177,7 @@ class RandomFeatureAttention(Mechanism):
 
     def attend(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        heads: Heads,
         context: Context,
         state: State | None,
         weight: Tensor | None = None,
@@ -191,16 +188,18 @@ class RandomFeatureAttention(Mechanism):
         See `linear_attention` for the arguments.
         """
         if self.config.backend != "definition":
-            y, state = linear_attention(q, k, v, self.kernel(q), context, state, weight, decay)
+            y, state = linear_attention(heads, self.kernel(heads.q), context, state, weight, decay)
         else:
             if state is not None:
                 assert isinstance(state, GatedCache)
-                k, v, cache = state.cache.append(k, v)
+                k, v, cache = state.cache.append(heads.k, heads.v)
+                heads = Heads(heads.q, k, v)
                 if weight is not None and decay is not None and state.weight is not None:
                     assert state.decay is not None
                     weight, decay = torch.cat([state.weight, weight], 2), torch.cat([state.decay, decay], 2)
                 state = GatedCache(cache, weight, decay)
-            with without_autocast(q):
-                y = definition(LinearInputs.of(q, k, v, self.kernel(q), context, weight, decay), context)
+            with without_autocast(heads.q):
+                inputs = LinearInputs.of(heads, self.kernel(heads.q), context, weight, decay)
+                y = definition(inputs, context)
         self.directions.watch(y)
         return y, state

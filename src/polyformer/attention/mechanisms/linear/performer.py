@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.base import Heads, PositionTerms
 from polyformer.attention.mechanisms.linear.feature_attention import (
     RandomFeatureAttention,
     RandomFeaturesConfig,
@@ -84,5 +84,5 @@ class Performer(RandomFeatureAttention):
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """Attend in at least float32: features are exponentials, which half precision would round."""
-        y, state = self.attend(at_least_float32(q), at_least_float32(k), v, context, state)
+        y, state = self.attend(Heads(at_least_float32(q), at_least_float32(k), v), context, state)
         return y.to(q.dtype), state

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.base import Heads, PositionTerms
 from polyformer.attention.mechanisms.linear.feature_attention import (
     RandomFeatureAttention,
     RandomFeaturesConfig,
@@ -91,7 +91,8 @@ class RFA(RandomFeatureAttention):
         factor = at_least_float32(self.log_sigma).to(queries.dtype).neg().exp().view(-1, 1, 1)  # 1 / sigma
         unit_q, unit_k = (F.normalize(x, dim=-1) * factor for x in (queries, keys))
         gates = () if self.gate is None else self.gate(keys)
-        y, state = self.attend(unit_q, unit_k, v.repeat_interleave(groups, dim=1), context, state, *gates)
+        heads = Heads(unit_q, unit_k, v.repeat_interleave(groups, dim=1))
+        y, state = self.attend(heads, context, state, *gates)
         return y.to(q.dtype), state
 
 

@@ -130,13 +130,30 @@ def empty_sums(heads: int, width: int, kernel: Kernel) -> Sums:
     return Sums(none.new_zeros(heads, width + 1, kernel.width), none - torch.inf, none)
 
 
-def recurrent_step(
-    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, decay: Tensor | None, past: Sums
-) -> tuple[Tensor, Sums]:
-    """Return the output [N, 1, Dv] of one token per row, [v, 1] being v [N, 1, Dv + 1], and the next sums.
+class WeightedHeads(NamedTuple):
+    """Queries and keys with the weights of the keys, with rows and heads in one axis N.
+
+    q, k: [N, T, D]. v: [v, 1], [N, T, Dv + 1]. weight, decay: [N, T], the log weight of each key and the log
+    decay before it; None for no decay.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weight: Tensor
+    decay: Tensor | None
+
+    def part(self, at: tuple[slice, slice]) -> "WeightedHeads":
+        """Return the rows and tokens `at`."""
+        return WeightedHeads(*(None if x is None else x[at] for x in self))  # type: ignore[arg-type]
+
+
+def recurrent_step(kernel: Kernel, heads: WeightedHeads, past: Sums) -> tuple[Tensor, Sums]:
+    """Return the output [N, 1, Dv] of one token per row, and the next sums.
 
     S = e^decay S + e^weight [v, 1] phi(k)^T
     """
+    q, k, v, weight, decay = heads
     (phi_q, _), (phi_k, scale) = kernel.values(q[:, 0]), kernel.features(k[:, 0])
     weight = weight[:, 0] + scale
     past_top = past.top if decay is None else past.top + decay[:, 0]

@@ -10,15 +10,14 @@ A position scheme adds its terms to scores and values (`pair_terms`).
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    heads: Heads,
     buckets: Tensor,
     context: Context,
     window: int,
@@ -28,15 +27,14 @@ def definition(
     """Return the attention output [B, H, Tq, Dv].
 
     Args:
-        q: [B, H, Tq, D].
-        k: keys of unit length, [B, H, Tk, D].
-        v: [B, H, Tk, Dv].
+        heads: as many for keys as for queries; the keys have unit length.
         buckets: the buckets h of the keys, [B, H, R, Tk].
         context: describes the queries and keys.
         window: m, the number of keys of its bucket that a query attends to.
         scale: the factor of the scores.
         terms: the terms of a position scheme, None for none.
     """
+    q, k, v = heads
     scores = add_terms(q @ k.mT * scale, q, k, terms)
     weights, _ = softmax(scores, attention_mask(buckets, context, window))
     return weighted_values(weights, v, terms)

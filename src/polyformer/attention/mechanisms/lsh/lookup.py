@@ -1,8 +1,11 @@
 """LSH attention of a few causal queries after many keys: only the keys in their windows are read."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.definition import same_bucket
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
 from polyformer.core.ops.precision import at_least_float32
@@ -16,15 +19,23 @@ take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-5
 """
 
 
-def lookup_pairs(
-    q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, window: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the pairs of each query and the keys in its window, query by query.
+class PairList(NamedTuple):
+    """P pairs of a query and a key in its window, query by query.
 
-    Returns:
-        The number of each pair's query [P] among the B H Tq, the slot of its key [P], and q, k [P, D] and v
-        [P, Dv] of the pairs.
+    rows: [P], the number of each pair's query among the B H Tq. slots: [P], the slot of its key. q, k, v: of
+    the pairs, [P, D] and [P, Dv].
     """
+
+    rows: Tensor
+    slots: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def lookup_pairs(heads: Heads, buckets: Tensor, context: Context, window: int) -> PairList:
+    """Return the pairs of each query and the keys in its window, whose buckets are [B, H, R, Tk]."""
+    q, k, v = heads
     slots = torch.arange(context.q_len, device=q.device) + context.offset
     same = same_bucket(buckets, context)
     if context.q_len > 1:
@@ -44,18 +55,19 @@ def lookup_pairs(
     seen[number, slots] = False
     seen[number, slots] = own & ~seen.any(1)
     rows, keys = seen.nonzero(as_tuple=True)
-    heads = rows // context.q_len
-    k, v = (at_least_float32(x.flatten(0, 1)[heads, keys]) for x in (k, v))
-    return rows, keys, q.flatten(0, 2)[rows], k, v
+    head = rows // context.q_len
+    k, v = (at_least_float32(x.flatten(0, 1)[head, keys]) for x in (k, v))
+    return PairList(rows, keys, q.flatten(0, 2)[rows], k, v)
 
 
 def add_pair_terms(
-    rows: Tensor, slots: Tensor, scores: Tensor, content: Tensor, k: Tensor, v: Tensor, terms: PairTerms
+    listed: PairList, scores: Tensor, content: Tensor, terms: PairTerms
 ) -> tuple[Tensor, Tensor]:
     """Return the scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
 
-    rows, slots, k, v: as returned by `lookup_pairs`. content: [B, H, Tq, D].
+    scores: [P], without the terms. content: [B, H, Tq, D].
     """
+    rows, slots, _, k, v = listed
     heads, queries = content.shape[1:3]
     numbers = rows // queries // heads, rows // queries % heads, rows % queries, slots
     pairs = Pairs(*(x.view(-1, 1, 1) for x in numbers))

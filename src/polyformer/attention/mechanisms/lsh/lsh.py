@@ -30,7 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import (
+    Heads,
+    Mechanism,
+    MechanismBackend,
+    MechanismConfig,
+    PositionTerms,
+)
 from polyformer.attention.mechanisms.lsh.definition import definition
 from polyformer.attention.mechanisms.lsh.lookup import (
     MAX_LOOKUP_QUERIES,
@@ -150,7 +156,7 @@ class LSHAttention(Mechanism):
             k, v, buckets, state = state.append(k, v, buckets)
         terms = PairTerms.of(position, q, k, context, self.config.scale(q.shape[3]))
         with without_autocast(q):
-            y = self._attend(at_least_float32(q), k, v, buckets, context, terms)
+            y = self._attend(Heads(at_least_float32(q), k, v), buckets, context, terms)
         return y.to(q.dtype), state
 
     def hash(self, k: Tensor) -> Tensor:
@@ -168,31 +174,31 @@ class LSHAttention(Mechanism):
         first = first.expand(len(buckets), -1)[:, None, None]
         return torch.cat([buckets, buckets[:, :, :1].add(1).masked_fill(first, 0)], 2)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, context: Context, terms: PairTerms | None
-    ) -> Tensor:
-        window, scale = self.config.window, self.config.scale(q.shape[3])
+    def _attend(self, heads: Heads, buckets: Tensor, context: Context, terms: PairTerms | None) -> Tensor:
+        q, window, scale = heads.q, self.config.window, self.config.scale(heads.q.shape[3])
         if recording() or self.config.backend == "definition":
-            unit, values = self.config.unit_keys(k), at_least_float32(v)
-            return definition(q, unit, values, buckets, context, window, scale, terms)
+            return definition(self._with_unit_keys(heads), buckets, context, window, scale, terms)
         # A few queries after many keys: comparing buckets is cheaper than sorting all keys.
         few = context.q_len <= min(MAX_LOOKUP_QUERIES, context.kv_len // MIN_KEY_RATIO)
         if context.causal and few:
-            rows, slots, pair_q, pair_k, pair_v = lookup_pairs(q, k, v, buckets, context, window)
-            pair_k = self.config.unit_keys(pair_k)
-            scores = (pair_q * pair_k).sum(-1) * scale
+            pairs = lookup_pairs(heads, buckets, context, window)
+            pairs = pairs._replace(k=self.config.unit_keys(pairs.k))
+            scores, values = (pairs.q * pairs.k).sum(-1) * scale, pairs.v
             if terms is not None:
-                scores, pair_v = add_pair_terms(rows, slots, scores, terms.content(q), pair_k, pair_v, terms)
-            return attend_to_pairs(rows, scores, pair_v, q[..., 0].numel()).view(*q.shape[:3], -1)
+                scores, values = add_pair_terms(pairs, scores, terms.content(q), terms)
+            return attend_to_pairs(pairs.rows, scores, values, q[..., 0].numel()).view(*q.shape[:3], -1)
         windows = bucket_windows(buckets, window, context)
-        unit, values = self.config.unit_keys(k), at_least_float32(v)
+        heads = self._with_unit_keys(heads)
         if terms is not None:
-            return sorted_attention_with_terms(q, unit, values, windows, context, terms)
+            return sorted_attention_with_terms(heads, windows, context, terms)
         first, rest = context.offset, context.kv_len - context.offset - context.q_len
         # The sorted form requires a query per key: keys of the past get queries of zeros.
-        q = F.pad(q, (0, 0, first, rest))
-        y = sorted_attention(q, unit, values, windows, context, scale, attend_self=False)
+        heads = heads._replace(q=F.pad(q, (0, 0, first, rest)))
+        y = sorted_attention(heads, windows, context, scale, attend_self=False)
         return y[:, :, first : first + context.q_len]
+
+    def _with_unit_keys(self, heads: Heads) -> Heads:
+        return Heads(heads.q, self.config.unit_keys(heads.k), at_least_float32(heads.v))
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.sorted_window import MASKED, Round, WindowBlocks, Windows, max_number
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.cpu_threads import parallel_map
@@ -34,19 +35,14 @@ EXACT = 1 << 22
 
 @torch.compiler.disable(reason="windows are walked in Python")
 def sorted_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    windows: Windows,
-    context: Context,
-    scale: float,
-    attend_self: bool = True,
+    heads: Heads, windows: Windows, context: Context, scale: float, attend_self: bool = True
 ) -> Tensor:
     """Return the output [B, H, T, Dv] of q, k [B, H, T, D] and v [B, H, T, Dv] of the same tokens."""
+    q, _, v = heads
     order, spots = _concatenate_heads(windows, q)
     blocks = WindowBlocks(windows, order.shape[-1], attend_self, q)
     shape = len(order), order.shape[-1], -1
-    rows = (x.reshape(shape) for x in (q, k, v))
+    rows = (x.reshape(shape) for x in heads)
     out, lse = SortedAttention.apply(blocks, scale, order, spots, *rows)  # type: ignore[misc]
     out, lse = out.view(v.shape), lse.view(v.shape[:3])
     if not attend_self:
@@ -84,22 +80,20 @@ class SortedAttention(torch.autograd.Function):
     @staticmethod
     @autocast_disabled
     def forward(
-        ctx: Any,
-        blocks: WindowBlocks,
-        scale: float,
-        order: Tensor,
-        spots: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        ctx: Any, blocks: WindowBlocks, scale: float, order: Tensor, spots: Tensor, *heads: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the rows with `sorted_forward`."""
+        """Compute the rows with `sorted_forward`.
+
+        heads: q, k, v one by one, because autograd follows no tensors inside of other values.
+        """
+        q, k, v = heads
         out, (top, total) = torch.empty_like(v), q.new_empty(2, *q.shape[:2], 1)
 
         def work(rows: Sequence[int]) -> None:
             for n in rows:
                 rounds = (Round(blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
-                out[n], top[n], total[n] = sorted_forward(rounds, q[n] * (scale * LOG2E), k[n], v[n])
+                row = Heads(q[n] * (scale * LOG2E), k[n], v[n])
+                out[n], top[n], total[n] = sorted_forward(rounds, row)
 
         parallel_map(work, range(len(q)), q.device)
         ctx.blocks, ctx.scale = blocks, scale
@@ -124,17 +118,17 @@ class SortedAttention(torch.autograd.Function):
         def work(rows: Sequence[int]) -> None:
             for n in rows:
                 rounds = (Round(ctx.blocks, r, order[n], spots[n]) for r in range(order.shape[1]))
-                scaled_q = q[n] * (ctx.scale * LOG2E)
-                row = sorted_backward(rounds, scaled_q, k[n], v[n], grad[n], shift[n], top[n])
-                for table, grad_x, factor in zip(gradients, row, (ctx.scale, LN2, 1.0)):
+                row = Heads(q[n] * (ctx.scale * LOG2E), k[n], v[n])
+                grad_row = sorted_backward(rounds, row, grad[n], shift[n], top[n])
+                for table, grad_x, factor in zip(gradients, grad_row, (ctx.scale, LN2, 1.0)):
                     torch.mul(grad_x, factor, out=table[n])
 
         parallel_map(work, range(len(q)), q.device)
         return None, None, None, None, *gradients
 
 
-def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output [L, Dv], t and m [L, 1] of a row; m is 0 for tokens without keys.
+def sorted_forward(rounds: Iterator[Round], row: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output [L, Dv], t and m [L, 1] of a row q, k [L, D], v [L, Dv]; m is 0 for tokens without keys.
 
     With the maximum score t_r, the mass m_r = sum_j e^(s_ij - t_r) and the sum o_r = sum_j e^(s_ij - t_r) v_j
     of every round r, and t = max_r t_r:
@@ -143,6 +137,7 @@ def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> 
 
     Exponentials have base 2, which a processor computes faster: q is already multiplied by scale * log2(e).
     """
+    q, k, v = row
     top, total, value = q.new_full((len(q), 1), -MASKED / 2), q.new_zeros(len(q), 1), torch.zeros_like(v)
     for round in rounds:
         queries, keys, values = round.queries(q), round.keys(k), round.keys(v)
@@ -165,7 +160,7 @@ def sorted_forward(rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor) -> 
 
 
 def sorted_backward(
-    rounds: Iterator[Round], q: Tensor, k: Tensor, v: Tensor, grad: Tensor, shift: Tensor, top: Tensor
+    rounds: Iterator[Round], row: Heads, grad: Tensor, shift: Tensor, top: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients [L, D], [L, D], [L, Dv] of a row; the weights are recomputed round by round.
 
@@ -180,7 +175,8 @@ def sorted_backward(
     base 2, q is multiplied by scale * log2(e), as in the forward pass; the caller multiplies the returned
     grad q by scale, and grad k by ln(2).
     """
-    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    q, k, v = row
+    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in row)
     for round in rounds:
         blocks = round.blocks
         queries, keys, values = round.queries(q), round.keys(k), round.keys(v)

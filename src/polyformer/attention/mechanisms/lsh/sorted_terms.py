@@ -10,10 +10,12 @@ buckets, so the scheme's tables are looked up pair by pair (`tile_attention`). C
 
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.sorted_window import WindowBlocks, Windows
 from polyformer.attention.mechanisms.pair_terms import (
     Pairs,
@@ -27,28 +29,37 @@ from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 
 
+class SortedSlots(NamedTuple):
+    """The tokens of all heads in the order of a round.
+
+    order: [B H, Tk], their slots. spots: [rounds, B H Tk], of every token in this and in earlier rounds.
+    """
+
+    order: Tensor
+    spots: Tensor
+    windows: Windows
+
+
 @torch.compiler.disable(reason="windows are walked in Python")
-def sorted_attention_with_terms(
-    q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, terms: PairTerms
-) -> Tensor:
+def sorted_attention_with_terms(heads: Heads, windows: Windows, context: Context, terms: PairTerms) -> Tensor:
     """Return the output [B, H, Tq, Dv] of q [B, H, Tq, D] over k [B, H, Tk, D] and v [B, H, Tk, Dv].
 
     q, k and v belong to the same tokens. A token attends to itself only if it sees no other key. Padding
     gives zeros.
     """
-    batch, heads, length = k.shape[:3]
+    q, k, v = heads
+    batch, count, length = k.shape[:3]
     rows = TokenRows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
     blocks = WindowBlocks(windows, length, attend_self=False, like=q)
-    outputs, sums, seen = [], [], torch.zeros(batch * heads, length, dtype=torch.bool, device=q.device)
+    outputs, sums, seen = [], [], torch.zeros(batch * count, length, dtype=torch.bool, device=q.device)
     for number in range(windows.order.shape[2]):
         order = windows.order[:, :, number].flatten(0, 1)  # [B H, Tk]
-        parts = [
-            tile_attention(rows, tiles, terms)
-            for tiles in _tiles(windows, blocks, number, order, q, context, terms)
-        ]
+        spots = windows.spots.int().flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds, B H Tk]
+        slots = SortedSlots(order, spots, windows)
+        parts = [tile_attention(rows, tiles, terms) for tiles in _tiles(slots, blocks, q, context, terms)]
         place = order.argsort(1)
         out, lse, some = (
-            torch.cat(x).flatten(0, 1).unflatten(0, (batch * heads, -1))[:, :length] for x in zip(*parts)
+            torch.cat(x).flatten(0, 1).unflatten(0, (batch * count, -1))[:, :length] for x in zip(*parts)
         )
         outputs.append(out.gather(1, place.unsqueeze(-1).expand_as(out)))
         sums.append(lse.gather(1, place))
@@ -58,29 +69,23 @@ def sorted_attention_with_terms(
     weights, _ = softmax(lse, lse > -torch.inf)
     out = (weights.unsqueeze(-2) @ torch.stack(outputs, -2)).squeeze(-2)
     out = torch.where(seen.unsqueeze(-1), out, _self_output(v, terms).flatten(0, 1))
-    out = out.unflatten(0, (batch, heads))
+    out = out.unflatten(0, (batch, count))
     if context.kv_valid is not None:
         out = out.masked_fill(~context.kv_valid[:, None, :, None], 0)
     return out[:, :, context.offset : context.offset + context.q_len]
 
 
 def _tiles(
-    windows: Windows,
-    blocks: WindowBlocks,
-    number: int,
-    order: Tensor,
-    q: Tensor,
-    context: Context,
-    terms: PairTerms,
+    slots: SortedSlots, blocks: WindowBlocks, q: Tensor, context: Context, terms: PairTerms
 ) -> Iterator[PairTiles]:
     """Yield the blocks of a round of all heads, in groups that fit into memory limits."""
+    order, spots, windows = slots
     heads, length = q.shape[1], order.shape[1]
     # Slots of queries [n, Q] and keys [n, L], -1 where a block is not full.
     # `blocks` pads with zeros; the shift by 1 turns them into -1.
     queries = (blocks.queries((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     keys = (blocks.keys((order + 1).unsqueeze(-1)) - 1).flatten(0, 1).squeeze(-1)
     own = torch.arange(len(order), device=order.device).repeat_interleave(blocks.count).unsqueeze(1)
-    spots = windows.spots.int().flatten(0, 1).transpose(0, 1)[: number + 1].flatten(1)  # [rounds, B H Tk]
     step = max(1, max_elements(q, terms) // terms.size(queries.shape[1], keys.shape[1]))
     for query, key, row in zip(*(x.split(step) for x in (queries, keys, own))):
         # A key of the past has no query: it gets a dummy query that is dropped at the end.

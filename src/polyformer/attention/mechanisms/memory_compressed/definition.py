@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
@@ -30,9 +31,7 @@ class SlotWindow:
 
 
 def definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    heads: Heads,
     kernels: tuple[Tensor, Tensor],
     stride: int,
     context: Context,
@@ -41,13 +40,13 @@ def definition(
     """Return the attention output [B, H, Tq, D].
 
     Args:
-        q: [B, H, Tq, D].
-        k, v: [B, H, Tk, D].
+        heads: as many for keys as for queries.
         kernels: [H, kernel, D, D], for keys and for values.
         stride: the number of tokens between the starts of consecutive slots.
         context: describes the queries and keys.
         terms: the terms of a position scheme, None for none.
     """
+    q, k, v = heads
     size, rows = kernels[0].shape[1], []
     for b in range(len(q)):
         slots = [

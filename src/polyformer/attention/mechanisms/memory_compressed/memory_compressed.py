@@ -26,7 +26,13 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
+from polyformer.attention.mechanisms.base import (
+    Heads,
+    Mechanism,
+    MechanismConfig,
+    PositionTerms,
+    check_head_size,
+)
 from polyformer.attention.mechanisms.memory_compressed.compression import SlotWindows, VisibleSlots, new_slots
 from polyformer.attention.mechanisms.memory_compressed.definition import definition
 from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
@@ -113,7 +119,7 @@ class MemoryCompressed(Mechanism):
             k, v, visible, state = self._compress(k, v, context, state)
         terms = PairTerms.of(position, q.to(dtype), k, context, q.shape[3] ** -0.5)
         with without_autocast(q):
-            y = self._attend(q, k, v, visible, terms)
+            y = self._attend(Heads(q, k, v), visible, terms)
         return y.to(dtype), state
 
     def _compress(
@@ -145,15 +151,14 @@ class MemoryCompressed(Mechanism):
             )
         return keys, values, visible, state
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms | None
-    ) -> Tensor:
+    def _attend(self, heads: Heads, visible: VisibleSlots, terms: PairTerms | None) -> Tensor:
         if self.config.backend == "definition":
             kernels = self.key_kernel, self.value_kernel
-            return definition(q, k, v, kernels, self.config.stride, visible.context, terms)
+            return definition(heads, kernels, self.config.stride, visible.context, terms)
         dropout = self.config.dropout if self.training else 0.0
         if terms is not None and terms.has_vectors:
-            return attend_with_terms(q, k, v, visible, terms, dropout)
+            return attend_with_terms(heads, visible, terms, dropout)
+        q, k, v = heads
         return attend(
             q,
             k,

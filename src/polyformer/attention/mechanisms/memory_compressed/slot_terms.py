@@ -10,6 +10,7 @@ run's scores.
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.memory_compressed.compression import VisibleSlots
 from polyformer.attention.mechanisms.pair_terms import (
     Pairs,
@@ -55,19 +56,18 @@ def score_mod(visible: VisibleSlots, terms: PairTerms, heads: int) -> ScoreMod |
     )
 
 
-def attend_with_terms(
-    q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms, dropped: float
-) -> Tensor:
+def attend_with_terms(heads: Heads, visible: VisibleSlots, terms: PairTerms, dropped: float) -> Tensor:
     """Return the output [B, H, Tq, D] of q [B, H, Tq, D] over slots k, v [B, H, S, D] masked by `visible`.
 
     dropped: the dropout probability of the weights. If weights are recorded, all pairs are computed at once.
     """
-    batch, heads, queries = q.shape[:3]
+    q, k, v = heads
+    batch, count, queries = q.shape[:3]
     slots = _slots(visible).expand(batch, -1)
     if recording():
-        return _dense(q, k, v, visible, terms, slots, dropped)
+        return _dense(heads, visible, terms, slots, dropped)
     rows = TokenRows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
-    number = torch.arange(batch * heads, device=q.device).view(-1, 1)
+    number = torch.arange(batch * count, device=q.device).view(-1, 1)
     outputs = []
     for start in range(0, queries, BLOCK):
         stop = min(start + BLOCK, queries)
@@ -77,7 +77,7 @@ def attend_with_terms(
         step = max(1, max_elements(q, terms) // max(1, terms.size(len(q_idx), len(key))))
         parts = []
         for row in number.split(step):
-            b, h = row.unsqueeze(-1) // heads, row.unsqueeze(-1) % heads
+            b, h = row.unsqueeze(-1) // count, row.unsqueeze(-1) % count
             # b, h [n, 1, 1], queries [1, Q, 1] and slots of keys [n, 1, L].
             pairs = Pairs(b, h, q_idx.view(1, -1, 1), slots[b, key])
 
@@ -88,7 +88,7 @@ def attend_with_terms(
             tiles = PairTiles(row * queries + q_idx, row * k.shape[2] + key, pairs, allowed)
             parts.append(tile_attention(rows, tiles, terms, dropped)[0])
         outputs.append(torch.cat(parts))
-    return torch.cat(outputs, 1).unflatten(0, (batch, heads))
+    return torch.cat(outputs, 1).unflatten(0, (batch, count))
 
 
 def _slots(visible: VisibleSlots) -> Tensor:
@@ -96,10 +96,9 @@ def _slots(visible: VisibleSlots) -> Tensor:
     return visible.ends.clamp(max=visible.context.kv_len - 1)
 
 
-def _dense(
-    q: Tensor, k: Tensor, v: Tensor, visible: VisibleSlots, terms: PairTerms, slots: Tensor, dropped: float
-) -> Tensor:
+def _dense(heads: Heads, visible: VisibleSlots, terms: PairTerms, slots: Tensor, dropped: float) -> Tensor:
     """Compute all pairs at once."""
+    q, k, v = heads
     b, i, j = (torch.arange(size, device=q.device) for size in (len(q), q.shape[2], k.shape[2]))
     # [B, H, Tq, S]: all pairs, only while weights are recorded.
     scores = add_terms(q @ k.mT * terms.scale, q, k, terms, slots)

@@ -175,7 +175,7 @@ class Recurrence(Mechanism):
         context: Context,
         state: State | None,
         position: PositionTerms,
-        gates: Tensor | None = None,
+        *gates: Tensor,
     ) -> tuple[Tensor, State | None]:
         """See `Mechanism.forward`. gates: [B, T, C], from the layer's input.
 
@@ -188,7 +188,7 @@ class Recurrence(Mechanism):
             if k.shape[2] > queries:
                 # Keys without queries get queries of zeros, and their outputs are dropped.
                 q = F.pad(q, (0, 0, k.shape[2] - queries, 0))
-            table = self._gates(k, gates)
+            table = self._gates(k, *gates)
             if self.config.heads is None:  # every head has taps of its keys
                 k, v = for_heads(k, self.num_heads), for_heads(v, self.num_heads)
             outputs = []
@@ -241,7 +241,7 @@ class Recurrence(Mechanism):
             )
         record(self.weights(scan, context)[:, :, -queries:])
 
-    def _gates(self, k: Tensor, gates: Tensor | None) -> dict[str, Tensor]:
+    def _gates(self, k: Tensor, gates: Tensor | None = None) -> dict[str, Tensor]:
         """Return each gate [B, T, C] in the precision of the keys."""
         sizes = self.config.gate_sizes(self.num_heads, self.head_size)
         if gates is None:
