@@ -11,12 +11,11 @@ from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.positions import NoPositionConfig, Shape
 from polyformer.core.memory_use import MIB
-from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.core.timing import median, time_interleaved
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
-from polyformer.nn.stack import AttentionConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
 from polyformer.nn.stack.layer import Layer, LayerCall
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.memory import peak_mib
@@ -131,9 +130,13 @@ def prepared(call: Call) -> Callable[[], object]:
         shape = call.rows, call.n, call.heads, call.width
         q, k, v = (torch.randn(shape, device=call.device).transpose(1, 2) for _ in range(3))
         return torch.no_grad()(lambda: alone(q, k, v, context, None, None))
-    config = AttentionConfig(num_attention_heads=call.heads, mechanism=mechanism)
-    dense = DenseConfig(intermediate_size=4 * size, activation="gelu")
-    layer = Layer(size, config, dense, PreNormConfig(), LayerNormConfig(), 0.0, cross=None, index=0)
+    config = StackConfig(
+        attention=AttentionConfig(num_attention_heads=call.heads, mechanism=mechanism),
+        feedforward=DenseConfig(intermediate_size=4 * size, activation="gelu"),
+        block=PreNormConfig(),
+        dropout=0.0,
+    )
+    layer = Layer(size, config)
     if call.attention == UNFUSED:
         layer.attention.mechanism = Unfused()
     position = NoPositionConfig().build(Shape(hidden_size=size, num_heads=call.heads, head_size=call.width))

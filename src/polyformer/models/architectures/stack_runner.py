@@ -231,10 +231,10 @@ class StackRunner:
         again = self.config.head.reruns_last_layer
         collect: list[Tensor] | None = [] if options.output_hidden_states or again else None
         halting = stack.start_halting(x, pos, context, source, self.predict)
-        arguments = x, pos, context, source, layer_states, collect, *(() if halting is None else (halting,))
+        features = {} if halting is None else {"halting": halting}
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            hidden, layer_states = stack(*arguments)
+            hidden, layer_states = stack(x, pos, context, source, layer_states, collect, **features)
         if attentions and layer_states is not None and stack.memory is None:
             attentions = all_columns(attentions, layer_states, tokens.seen, source is not None)
         last_layer = None

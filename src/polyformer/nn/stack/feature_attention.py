@@ -51,15 +51,7 @@ class FeatureAttention(MultiHeadAttention):
         if config.global_projections:
             check_global(mechanism)
             assert isinstance(mechanism, SoftmaxConfig)
-            self.global_attention = GlobalAttention(
-                hidden_size,
-                self.head_size,
-                config.num_attention_heads,
-                config.kv_heads,
-                config.has_bias("query"),
-                self.layer,
-                mechanism,
-            )
+            self.global_attention = GlobalAttention(hidden_size, config, self.layer, mechanism)
             # For the mechanism, global tokens are only keys that all queries see.
             mechanism = dataclasses.replace(mechanism, pattern=split_global_tokens(mechanism.pattern)[0])
         return mechanism
@@ -81,6 +73,7 @@ class FeatureAttention(MultiHeadAttention):
         context: Context,
         position: Position,
         state: State | None = None,
+        *,
         read: Tensor | None = None,
         memory: Tensor | None = None,
         mix: Callable[[Tensor, Tensor], Tensor] | None = None,

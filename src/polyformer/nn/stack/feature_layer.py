@@ -5,7 +5,7 @@ A stack has `FeatureLayer` instead of `Layer` if its configuration has any of th
 
 import dataclasses
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, NewStates
+from polyformer.nn.stack.stack_config import StackConfig
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,10 +26,12 @@ class FeatureLayer(Layer):
     attention: FeatureAttention
     cross_attention: FeatureAttention | None
 
-    def __init__(self, hidden_size: int, attention: AttentionConfig, *parts: Any):
-        super().__init__(hidden_size, attention, *parts)
-        feedforward, index = parts[0], parts[-1]
-        self.can_skip_queries = attention.can_skip_queries(index) and feedforward.for_layer(index).tokenwise
+    def __init__(
+        self, hidden_size: int, config: StackConfig, cross: AttentionConfig | None = None, index: int = 0
+    ):
+        super().__init__(hidden_size, config, cross, index)
+        tokenwise = config.feedforward.for_layer(index).tokenwise
+        self.can_skip_queries = config.attention.can_skip_queries(index) and tokenwise
 
     def attention_class(self, config: AttentionConfig, index: int) -> type[FeatureAttention]:
         """Return the class of an attention of this layer, which accepts memories and active tokens."""
@@ -69,8 +72,17 @@ class FeatureLayer(Layer):
         mix = None
         if memory and state and state.store is not None:
             mix = partial(memory.mix_with_store, store=state.store, context=call.context)
-        features = past, read, past_input, mix, call.active, call.first_values
-        y, new["self_attention"] = self.attention(x, call.context, call.position, *features)
+        y, new["self_attention"] = self.attention(
+            x,
+            call.context,
+            call.position,
+            past,
+            read=read,
+            memory=past_input,
+            mix=mix,
+            active=call.active,
+            first_values=call.first_values,
+        )
         return y
 
     def attend_to_source(self, x: Tensor, call: LayerCall, new: NewStates) -> Tensor:

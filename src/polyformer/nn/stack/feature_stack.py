@@ -63,6 +63,7 @@ class FeatureStack(Stack):
         source: Source | None = None,
         states: tuple[LayerState, ...] | None = None,
         collect: list[Tensor] | None = None,
+        *,
         halting: Halting | None = None,
     ) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the same as `Stack.forward`.

@@ -32,7 +32,7 @@ from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
-from polyformer.nn.stack.attention_config import split_global_tokens
+from polyformer.nn.stack.attention_config import AttentionConfig, split_global_tokens
 from polyformer.nn.stack.multihead import site_of, split_heads
 
 GLOBAL = "global"
@@ -107,22 +107,15 @@ def _max_queries(tokens: tuple[GlobalPattern, ...], context: Context, flags: Ten
 class GlobalAttention(nn.Module):
     """Attention of global queries with separate projections, which replaces their rows of the output."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        head_size: int,
-        heads: int,
-        kv_heads: int,
-        bias: bool,
-        layer: int,
-        mechanism: SoftmaxConfig,
-    ):
+    def __init__(self, hidden_size: int, config: AttentionConfig, layer: int, mechanism: SoftmaxConfig):
         super().__init__()
-        self.head_size, self.heads, self.layer = head_size, heads, layer
+        self.head_size, self.heads, self.layer = config.width(hidden_size), config.num_attention_heads, layer
         self.mechanism, self.tokens = mechanism, split_global_tokens(mechanism.pattern)[1]
-        self.query = Linear(hidden_size, heads * head_size, bias=bias)
-        self.key = Linear(hidden_size, kv_heads * head_size, bias=bias)
-        self.value = Linear(hidden_size, kv_heads * head_size, bias=bias)
+        inner, inner_kv = (number * self.head_size for number in (self.heads, config.kv_heads))
+        bias = config.has_bias("query")
+        self.query = Linear(hidden_size, inner, bias=bias)
+        self.key = Linear(hidden_size, inner_kv, bias=bias)
+        self.value = Linear(hidden_size, inner_kv, bias=bias)
 
     def forward(
         self,

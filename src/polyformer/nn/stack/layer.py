@@ -10,17 +10,17 @@ from functools import partial
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position
-from polyformer.core.ops.norms import NormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.nn.block import BlockConfig, SubLayer
+from polyformer.nn.block import SubLayer
 from polyformer.nn.depth import Active
-from polyformer.nn.feedforward import FeedForwardConfig, NoFeedForward
+from polyformer.nn.feedforward import NoFeedForward
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.attention_config import AttentionConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.multihead import MultiHeadAttention
+from polyformer.nn.stack.stack_config import StackConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,29 +76,25 @@ NewStates = dict[str, State | None]
 
 
 class Layer(nn.Module):
-    """A layer of a Transformer: x [B, T, E] -> [B, T, E]."""
+    """A layer of a Transformer: x [B, T, E] -> [B, T, E].
+
+    config: the stack's. cross: the attention to a source, None for none. index: of the weights in the stack.
+    """
 
     def __init__(
-        self,
-        hidden_size: int,
-        attention: AttentionConfig,
-        feedforward: FeedForwardConfig,
-        block: BlockConfig,
-        norm: NormConfig,
-        dropout: float,
-        cross: AttentionConfig | None,
-        index: int,
+        self, hidden_size: int, config: StackConfig, cross: AttentionConfig | None = None, index: int = 0
     ):
         super().__init__()
+        attention, block = config.attention, config.block
         self.attention = self.attention_class(attention, index)(hidden_size, attention, index)
         self.cross_attention = cross and self.attention_class(cross, index)(hidden_size, cross, index)
-        self.feedforward = feedforward.for_layer(index).build(hidden_size)
+        self.feedforward = config.feedforward.for_layer(index).build(hidden_size)
         if block.exceeds_float16:
             self.feedforward.widen()
         self.has_feedforward = not isinstance(self.feedforward, NoFeedForward)
         sublayers = 1 + (cross is not None) + self.has_feedforward
-        self.block = block.for_layer(index).build(hidden_size, sublayers, norm, dropout)
-        self.tokenwise = norm.tokenwise
+        self.block = block.for_layer(index).build(hidden_size, sublayers, config.norm, config.dropout)
+        self.tokenwise = config.norm.tokenwise
 
     def attention_class(self, config: AttentionConfig, index: int) -> type[MultiHeadAttention]:
         """Return the class of an attention of this layer."""

@@ -77,12 +77,12 @@ class Stack(nn.Module):
             self.mechanism.require("supports_recurrence")
             check_position(self.position)
         attention = dataclasses.replace(config.attention, mechanism=self.mechanism)
-        parts = attention, config.feedforward, config.block, config.norm, config.dropout
+        limited = dataclasses.replace(config, attention=attention)
         fixed = isinstance(config.depth, FixedConfig)
         kind = Layer if fixed and self.memory is None and not self.value_residual else FeatureLayer
         self.norms_tokens = config.norm.tokenwise
         self.layers = nn.ModuleList(
-            kind(hidden_size, *parts, cross, config.shared_layers.index(number))
+            kind(hidden_size, limited, cross, config.shared_layers.index(number))
             for number in range(config.shared_layers[-1] + 1)
         )
         self.groups = config.shared_layers
