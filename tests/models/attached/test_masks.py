@@ -129,7 +129,8 @@ def test_caches(function: str, seen: int, first: int, queries: int):
     }
     for mask, room in itertools.product((None, padding), (0, 4)):  # a static cache has empty slots
         length = seen - first + queries + room
-        function_mask = create_mask(2, queries, length, torch.tensor(seen), first, functions[function], mask)
+        places = 2, queries, length, torch.tensor(seen), first
+        function_mask = create_mask(*places, functions[function], attention_mask=mask)
         context = check(function_mask).description.context
         assert context.offset == seen - first
         if mask is not None and function == "causal":

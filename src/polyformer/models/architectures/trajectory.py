@@ -142,6 +142,7 @@ class TrajectoryTransformer(PretrainedMixin):
         timesteps: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        *,
         output_attentions: bool = False,
         output_hidden_states: bool = False,
     ) -> TrajectoryOutput:

@@ -90,6 +90,7 @@ class Transformer(PretrainedMixin):
         document_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         langs: Tensor | None = None,
+        *,
         segment_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
         relation_ids: Tensor | None = None,

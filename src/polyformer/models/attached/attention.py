@@ -71,6 +71,7 @@ def forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
+    *,
     scaling: float | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,

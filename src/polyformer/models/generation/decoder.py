@@ -149,6 +149,7 @@ class Decoder:
         max_new_tokens: int,
         mixture: Mixture | None = None,
         retrieval: Retrieval | None = None,
+        *,
         dola: Dola | None = None,
         compile: bool | None = None,
         cache: CachePolicy | None = None,

@@ -40,6 +40,7 @@ def check_draft(
     input_ids: Tensor,
     attention_mask: Tensor | None,
     first: int | None,
+    *,
     max_new_tokens: int,
 ) -> None:
     """Raise `InputError` for a draft that does not fit `model` or the settings, or cannot generate that many

@@ -92,10 +92,11 @@ def generate(
     max_new_tokens, beginning = config.lengths(width)[1], (input_ids, attention_mask, special.start)
     check_inputs(model, *beginning, max_new_tokens)
     _check_options(model, config, special, streamer, decode)
-    check_draft(draft, config, model, *beginning, max_new_tokens)
+    check_draft(draft, config, model, *beginning, max_new_tokens=max_new_tokens)
     generator = _generator(config, generator, input_ids.device)
     contrast = _layer_contrast(model, config, mixture or retrieval)
-    decoder = Decoder(model, max_new_tokens, mixture, retrieval, contrast, compile, config.cache)
+    reading = {"dola": contrast, "compile": compile, "cache": config.cache}
+    decoder = Decoder(model, max_new_tokens, mixture, retrieval, **reading)
     prompts = _prompts(model, input_ids, attention_mask)
     _warn_of_training_mode(model=model, draft=draft)
     with decoder.recording(), torch.no_grad():

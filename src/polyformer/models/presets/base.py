@@ -28,7 +28,7 @@ def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Ca
     Args:
         description: the sentence that describes a preset and cites its source. `{layers}` stands for the
             builder's argument of that name, and every `{}` for the next text of the row.
-        sizes: the name of a preset -> its row: the builder's positional arguments as a tuple, and texts.
+        sizes: the name of a preset -> its row: the builder's arguments in their order as a tuple, and texts.
 
     The decorated function is the family's builder, which returns a configuration. It is not changed:
 
@@ -38,8 +38,10 @@ def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Ca
 
     def register_rows(build: B) -> B:
         for name, (arguments, *texts) in sizes.items():
-            preset = functools.partial(build, *arguments)
-            names = inspect.signature(build).bind(*arguments).arguments
+            # By name, because a builder's last arguments are keyword-only.
+            parameters = [*inspect.signature(build).parameters][: len(arguments)]
+            names = dict(zip(parameters, arguments, strict=True))
+            preset = functools.partial(build, **names)
             preset.__doc__ = description.format(*texts, **names)
             preset.__module__ = build.__module__
             register(name)(preset)

@@ -65,7 +65,7 @@ def bertsum(layers: int, width: int, heads: int, vocab: int) -> ModelConfig:
     BERTSUM_ABS,
 )
 def bertsum_abs(
-    layers: int, width: int, heads: int, vocab: int, decoder_layers: int, decoder_heads: int, inner: int
+    layers: int, width: int, heads: int, vocab: int, *, decoder_layers: int, decoder_heads: int, inner: int
 ) -> ModelConfig:
     """Return BERT with a decoder that has its own token table, tied to the output layer.
 

@@ -61,8 +61,8 @@ def llama(
     inner: int,
     groups: int,
     positions: int = 4096,
-    eps: float = 1e-5,
     *,
+    eps: float = 1e-5,
     vocab: int = 32000,
     base: float = 10000.0,
     tied: bool = False,
@@ -90,7 +90,14 @@ def llama(
 
 @register_sizes("{}.", LLAMA_3)
 def llama_3(
-    layers: int, width: int, heads: int, inner: int, groups: int, tied: bool = False, extended: bool = False
+    layers: int,
+    width: int,
+    heads: int,
+    inner: int,
+    groups: int,
+    *,
+    tied: bool = False,
+    extended: bool = False,
 ) -> ModelConfig:
     """Return Llama 3's layout: 128,256 tokens, a base of 500,000.
 
@@ -122,11 +129,11 @@ def phi_3(layers: int, width: int, heads: int, inner: int, groups: int) -> Model
     "Qwen2 decoder{}: {layers} layers of {width}, {} parameters (Yang et al. 2024, table 1).", QWEN2
 )
 def qwen2(
-    layers: int, width: int, heads: int, inner: int, groups: int, vocab: int, tied: bool
+    layers: int, width: int, heads: int, inner: int, groups: int, *, vocab: int, tied: bool
 ) -> ModelConfig:
     """Return Llama's layout with biases of queries, keys and values, and a base of 1,000,000."""
-    options = {"vocab": vocab, "base": 1_000_000.0, "tied": tied, "ends": (151643, 151643)}
-    config = llama(layers, width, heads, inner, groups, 131072, 1e-6, **options)
+    options = {"eps": 1e-6, "vocab": vocab, "base": 1_000_000.0, "tied": tied, "ends": (151643, 151643)}
+    config = llama(layers, width, heads, inner, groups, 131072, **options)
     return config.override("decoder.attention.bias", ("query", "key", "value"))
 
 
@@ -144,10 +151,10 @@ def smollm2(layers: int, width: int, heads: int, inner: int, groups: int, base: 
     "OLMo 2 decoder: {layers} layers of {width}, 1.5B parameters (OLMo Team 2024, section 2).", OLMO_2
 )
 def olmo_2(
-    layers: int, width: int, heads: int, inner: int, groups: int, vocab: int, eps: float
+    layers: int, width: int, heads: int, inner: int, groups: int, *, vocab: int, eps: float
 ) -> ModelConfig:
     """Return Llama's layout with norms after sub-layers and of whole projections of queries and keys."""
-    config = llama(layers, width, heads, inner, groups, 4096, eps, vocab=vocab, base=500_000.0)
+    config = llama(layers, width, heads, inner, groups, 4096, eps=eps, vocab=vocab, base=500_000.0)
     config = config.override("block", SandwichConfig(input_norm=False))
     config = config.override("decoder.attention.qk_norm_of", "projection")
     config = config.override("decoder.attention.qk_norm", RMSNormConfig(eps=eps))
@@ -159,7 +166,7 @@ def olmo_2(
 )
 def qwen3(layers: int, width: int, heads: int, inner: int, groups: int, tied: bool) -> ModelConfig:
     """Return Llama's layout with heads of 128 channels, and norms of their queries and keys."""
-    options = {"vocab": 151936, "base": 1_000_000.0, "tied": tied, "ends": (151643, 151645)}
-    config = llama(layers, width, heads, inner, groups, 40960, 1e-6, **options)
+    options = {"eps": 1e-6, "vocab": 151936, "base": 1_000_000.0, "tied": tied, "ends": (151643, 151645)}
+    config = llama(layers, width, heads, inner, groups, 40960, **options)
     config = config.override("decoder.attention.qk_norm", RMSNormConfig(eps=1e-6))
     return config.override("decoder.attention.head_size", 128)

@@ -18,7 +18,7 @@ SIZES = {  # layers, width, heads, inner width, block, experts (the paper has 12
 
 @register_sizes("T-DMCA decoder for {}.", SIZES)
 def t_dmca(
-    layers: int, width: int, heads: int, inner: int, block: int, experts: int, vocab: int
+    layers: int, width: int, heads: int, inner: int, block: int, experts: int, *, vocab: int
 ) -> ModelConfig:
     """Return layers L M L M L: L attends within blocks of `block` tokens, M has `experts` experts.
 

@@ -48,6 +48,7 @@ def reformer(
     heads: int,
     head: int,
     inner: int,
+    *,
     vocab: int,
     grid: tuple[int, int],
 ) -> ModelConfig:

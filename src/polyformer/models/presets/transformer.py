@@ -34,6 +34,7 @@ def encoder_decoder(
     intermediate: int,
     dropout: float,
     vocab: int,
+    *,
     block: BlockConfig = POST_NORM,
     positions: int = 512,
 ) -> ModelConfig:

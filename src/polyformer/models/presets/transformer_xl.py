@@ -61,6 +61,7 @@ def transformer_xl(
     head_size: int,
     inner: int,
     vocabulary: tuple[int, tuple[int, ...]],
+    *,
     memory: int,
     clamp: int | None,
     div_val: int,

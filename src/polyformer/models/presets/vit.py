@@ -43,7 +43,14 @@ MINI = {"vit-mini": ((6, 96, 3, 32, 4, 192, 10),)}
     MINI,
 )
 def vit(
-    layers: int, width: int, heads: int, pixels: int, patch: int, inner: int | None = None, labels: int = 1000
+    layers: int,
+    width: int,
+    heads: int,
+    pixels: int,
+    patch: int,
+    *,
+    inner: int | None = None,
+    labels: int = 1000,
 ) -> VisionConfig:
     """Return a classifier of square images; `pixels` and `patch` are side lengths."""
     config = dataclasses.replace(VisionConfig(), image_size=(pixels, pixels), patch_size=(patch, patch))
