@@ -49,11 +49,7 @@ class Stack(nn.Module):
         image: Image | None = None,
     ):
         super().__init__()
-        if type(self) is Stack and config.has_features:
-            raise InputError(
-                "config: Stack is plain, and this configuration has a memory, an adaptive depth or another "
-                "feature of FeatureStack; use build_stack"
-            )
+        self._check(config)
         self.recompute = False
         self.reversible = config.block.reversible
         self.value_residual = config.attention.value_residual
@@ -88,9 +84,7 @@ class Stack(nn.Module):
         self.groups = config.shared_layers
         self.owner = config.owner(hidden_size, cross is not None)  # of states
         self.layer_range = range(config.num_hidden_layers)  # all layers, except in a pipeline stage
-        first = self.layers[0].get_submodule("attention.mechanism")
-        for layer in self.layers[1:]:
-            layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
+        _share_parameters(self.layers)
         convolution = config.convolution
         self.convolution = convolution and Convolution(convolution, hidden_size, config.norm, config.dropout)
         width = config.block.width(hidden_size)
@@ -103,6 +97,14 @@ class Stack(nn.Module):
         self.drops_keys = any(self.reaches)  # whether the cache of some layer keeps only a window
         # Whether a training pass may run only some layers: the others have no gradient then.
         self.skips_layers = bool(self.layerdrop) or self.depth is not None
+
+    def _check(self, config: StackConfig) -> None:
+        """Raise `InputError` for a configuration with features, which this class would leave out."""
+        if type(self) is Stack and config.has_features:
+            raise InputError(
+                "config: Stack is plain, and this configuration has a memory, an adaptive depth or another "
+                "feature of FeatureStack; use build_stack"
+            )
 
     @property
     def sequence(self) -> list[Layer]:
@@ -203,6 +205,13 @@ class Stack(nn.Module):
         # A cache that drops keys would not use a larger reserve.
         reserves = [reserve if reach is None else min(reserve, 2 * reach.most) for reach in self.reaches]
         return tuple(layer.new_state(slots) for layer, slots in zip(self.sequence, reserves))
+
+
+def _share_parameters(layers: nn.ModuleList) -> None:
+    """Let the mechanisms of all layers share the parameters that layers of their member share."""
+    first = layers[0].get_submodule("attention.mechanism")
+    for layer in layers[1:]:
+        layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
 
 
 def run_layer(layer: Layer, x: Tensor, call: LayerCall) -> tuple[Tensor, LayerState | None]:
