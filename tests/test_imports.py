@@ -180,7 +180,7 @@ def test_the_rules_can_see_a_violation():
     assert list(inside("torch.nn")) == []
     assert ("nn", "stack", "Stack") in set(imported(Path("models/architectures/transformer.py")))
     assert {target[0] for target in imported(Path("nn/stack/layer.py"))} > {"core", "nn"}
-    assert "nn/stack/layer.py: nn.block.BlockConfig" in offenders(lambda file, target: "block" not in target)
+    assert "nn/stack/layer.py: nn.block.SubLayer" in offenders(lambda file, target: "block" not in target)
     assert file_of(("core", "config", "Config")) == Path("core/config.py")
     assert file_of(("nn", "stack", "Stack")) == Path("nn/stack/__init__.py")
 
