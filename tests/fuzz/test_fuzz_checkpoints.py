@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hostile import cases, changed_bytes, changed_data, changed_json, survives
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import polyformer
@@ -70,6 +70,7 @@ def small(described: dict[str, Any]) -> dict[str, Any]:
 
 
 @cases(400, 6000)
+@example({**small(CONFIGS["deberta"]), "relative_attention": True, "max_relative_positions": None})
 @given(st.sampled_from(sorted(CONFIGS)).flatmap(lambda name: changed_data(small(CONFIGS[name]))))
 def test_configurations_of_public_families(described: Any):
     survives(lambda: build(described) if isinstance(described, dict) else None)

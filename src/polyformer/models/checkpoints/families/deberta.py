@@ -194,9 +194,9 @@ class DebertaFamily(Family):
 
 
 def positive(hub: Tree, name: str) -> int | None:
-    """Return an option's number; None below 1, which disables it."""
+    """Return an option's number; None below 1 and for null, which disable it."""
     number = hub[name]
-    return number if number > 0 else None
+    return number if number is not None and number > 0 else None
 
 
 def _terms(hub: Tree) -> tuple[str, ...]:
