@@ -16,8 +16,11 @@ from polyformer.core.errors import MESSAGE, InputError
 SECONDS = 10.0
 """Of processor time for one case."""
 
-FUZZING = settings.default is not None and settings.default.max_examples > 1000
-"""Whether this is `make fuzz`."""
+DAY = 100
+"""Examples of hypothesis' own profile, the day's; the profiles `night` and `fuzz` have more."""
+
+FUZZING = settings.default is not None and settings.default.max_examples > DAY
+"""Whether this is `make fuzz`, of the night or long."""
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 2**15, 2**24, 2**31, 2**40, 2**63, -(2**70), 10**400),
