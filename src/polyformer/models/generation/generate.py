@@ -60,10 +60,8 @@ def generate(
     """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
 
     Args:
-        model: a `Transformer` with a decoder and a language-model head, in evaluation mode (`model.eval()`);
-            in training mode dropout is active, and a warning says so.
-        input_ids: [B, T], prompts padded on the left, or sources padded on either side; without ids
-            `special.bos` begins one text of a decoder-only model.
+        model: a `Transformer` with a decoder and a language-model head, in evaluation mode (else a warning).
+        input_ids: [B, T], prompts padded on the left, or sources; without ids `special.bos` begins one text.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
         config: by default 64 tokens, greedy; options by name (`max_new_tokens=20`) override it.
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
@@ -73,12 +71,10 @@ def generate(
             model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
         mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
-        compile: run the step of a token as a graph (`compiled_step`), which a CPU compiles in 10 seconds; by
-            default on CUDA, if the model has such steps.
-        inputs_and_settings: position_ids, document_ids, token_type_ids, langs, segment_ids,
-            global_attention_mask, relation_ids and source_spans of the prompt or source, as in `forward`.
-            New tokens of a decoder-only model continue the last position, document, type, language and
-            segment, are not global, and have no relations. All other names are options of `GenerationConfig`.
+        compile: run steps as a graph (`compiled_step`), by default on CUDA; a CPU compiles for 10 seconds.
+        inputs_and_settings: `INPUTS` of the prompt or source, as in `forward`, and options of
+            `GenerationConfig`. New tokens of a decoder-only model continue the last position, document, type,
+            language and segment, are not global, and have no relations.
 
     Returns `Generated`, `num_return_sequences` texts for every row. Raises `InputError` for prompts padded on
     the right, too many tokens, ids outside the vocabulary, wrong or contradictory settings and models.
@@ -103,8 +99,9 @@ def generate(
         active = processors(config, special.eos, width, input_ids.device)
         stops = _stopping(config, special.eos, decode, streamer, *prompts)
         rules = SearchSettings(max_new_tokens, special.fill, active, stops, streamer)
-        reads = *beginning, inputs
-        return _with_prompt(*prompts, *_search(decoder, reads, rules, config, generator, draft))
+        return _with_prompt(
+            *prompts, *_search(decoder, (*beginning, inputs), rules, config, generator, draft)
+        )
 
 
 # The arguments of `Decoder.start`.
