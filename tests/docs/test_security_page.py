@@ -151,7 +151,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "docs/test_untrusted_input.py::test_yaml_has_neither_tags_nor_aliases",
     ),
     "Every input and every requested size has a limit, on the command line and in Python.": (LIMIT,),
-    "It is checked before memory for what was asked for is allocated:": (
+    "Both are checked before memory for them is allocated:": (
         "docs/test_untrusted_input.py::test_a_size_is_checked_before_memory_is_allocated",
         LIMIT,
     ),
