@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
-from polyformer.attention.functional.isolation import is_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.isolation import if_finite, run_isolated, without_padding_keys
 from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
@@ -184,14 +184,14 @@ class StoredKernel:
         """Return the output [B, H, Tq, Dv]; None if a NaN or infinity must be isolated."""
         q, k, v = call.q, call.k, call.v
         if self.kernel.hides and q.is_cpu:
-            # A backward pass would spread a NaN of the inputs, even if the outputs are finite.
-            if self.builds_graph and not (is_finite(k) and is_finite(v)):
-                return None
-            out = self.kernel(q, k, v, call.dropout)
-            return out if self.builds_graph or is_finite(out) else None
+            result = if_finite(self._of, call, self.builds_graph)
+            return None if result is None else result[0]
         if self.kernel.hides and call.context is not None:
             k, v = without_padding_keys(k, v, call.context)
         return self.kernel(q, k, v, call.dropout)
+
+    def _of(self, call: Call) -> tuple[Tensor, None]:
+        return self.kernel(call.q, call.k, call.v, call.dropout), None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

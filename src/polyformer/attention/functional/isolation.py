@@ -80,14 +80,14 @@ def empty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def if_finite(
-    run: Callable[[C], tuple[Tensor, Tensor | None]], call: C
+    run: Callable[[C], tuple[Tensor, Tensor | None]], call: C, builds_graph: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the result of a call; None if a NaN or infinity may have to be isolated.
 
-    If there are gradients the inputs are checked: even with finite outputs, a backward pass would spread a
-    NaN.
+    If the call builds a graph the inputs are checked: even with finite outputs, a backward pass would spread
+    a NaN.
     """
-    if requires_gradients(call.q, call.k, call.v):
+    if builds_graph:
         return run(call) if is_finite(call.k) and is_finite(call.v) else None
     out, lse = run(call)
     return (out, lse) if is_finite(out) else None
@@ -108,7 +108,8 @@ def run_isolated(
     if not is_readable(request.q):
         k, v = without_padding_keys(request.k, request.v, request.context)
         return run(request if k is request.k else dataclasses.replace(request, k=k, v=v))
-    if (result := if_finite(run, request)) is not None:
+    builds_graph = requires_gradients(request.q, request.k, request.v)
+    if (result := if_finite(run, request, builds_graph)) is not None:
         return result
     k, v = request.k, request.v
     bad = ~(k.isfinite().all(-1) & v.isfinite().all(-1))  # [B, Hkv, Tk]
@@ -148,8 +149,16 @@ def guarded(forward: Forward) -> Forward:
     """
 
     @functools.wraps(forward)
-    def run(self: Any, q: Tensor, k: Tensor, v: Tensor, context: Context, *terms: Any, **named: Any) -> Mixed:
-        state, position, gates = _terms(*terms, **named)
+    def run(  # noqa: PLR0917 - the arguments of `Mechanism.forward`
+        self: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: Any,
+        *gates: Tensor,
+    ) -> Mixed:
         if not q.shape[3]:
             raise InputError(f"q, k: expected heads of a width of 1 or more, got {tuple(q.shape)}")
         if context.shard is not None:  # all processes must take the same steps, whatever their values are
@@ -182,13 +191,6 @@ def guarded(forward: Forward) -> Forward:
         return y.masked_fill(for_heads(bad_queries, y.shape[1]) | sees_bad, torch.nan), None
 
     return run
-
-
-def _terms(
-    state: State | None, position: Any, *gates: Tensor
-) -> tuple[State | None, Any, tuple[Tensor, ...]]:
-    """Return the arguments of `Mechanism.forward` after the context, with the gates as one value."""
-    return state, position, gates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
