@@ -39,16 +39,20 @@ def leaves_folder(folder: Path, path: Path) -> bool:
     return not path.resolve().is_relative_to(home)
 
 
+def links_out_of(folder: Path) -> list[Path]:
+    """Return the links in `folder` to files and folders outside of it, sorted."""
+    links = (path for path in folder.iterdir() if path.is_symlink()) if folder.is_dir() else ()
+    return sorted(link for link in links if leaves_folder(folder, link))
+
+
 def refuse_links(folder: str | Path) -> None:
     """Raise `InputError` if a file of a model, tokenizer or store in `folder` is a link out of the folder.
 
     Somebody else may have made the folder, and a private file behind a link would be read in place of a
     vocabulary. Links into the cache of the hub, and a link to the whole folder, are followed.
     """
-    home = Path(folder)
-    links = (path for path in home.iterdir() if path.is_symlink()) if home.is_dir() else ()
-    for link in sorted(links):
-        if link.is_file() and leaves_folder(home, link) and not _is_of_hub(link.resolve()):
+    for link in links_out_of(Path(folder)):
+        if link.is_file() and not _is_of_hub(link.resolve()):
             raise InputError(
                 f"{link} is a link to a file outside of its folder; put the file itself there, or link the "
                 "whole folder"

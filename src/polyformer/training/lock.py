@@ -27,7 +27,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError
 from polyformer.core.files import writing
-from polyformer.core.paths import leaves_folder
+from polyformer.core.paths import links_out_of
 
 LOCK, MARKED = ".lock", ".marker"
 MARKER = LOCK + MARKED
@@ -79,9 +79,8 @@ def sole_writer(
 
 
 def _refuse_linked_folders(folder: Path) -> None:
-    links = (path for path in folder.iterdir() if path.is_symlink()) if folder.is_dir() else ()
-    for link in sorted(links):
-        if link.is_dir() and leaves_folder(folder, link):
+    for link in links_out_of(folder):
+        if link.is_dir():
             raise InputError(
                 f"{link} is a link to a folder outside of {folder}; put the folder itself there, or link the "
                 "whole folder"

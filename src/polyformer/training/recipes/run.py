@@ -257,7 +257,7 @@ def tokenizer_digests(folder: Path) -> dict[str, str]:
 
 
 def _check_tokenizer(run: Run) -> None:
-    """Raise `InputError` if the tokenizer is not the one that `run` began with."""
+    """Raise `InputError` if the tokenizer's files changed since `run` began."""
     before, now = run.facts.get(TOKENIZER), tokenizer_digests(run.folder)
     if before is not None and before != now:
         names = ", ".join(name for name in {**before, **now} if before.get(name) != now.get(name))
