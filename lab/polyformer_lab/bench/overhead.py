@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyformer
-from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.generation.config import SpecialIds
-from polyformer.models.presets import model_config
-from polyformer_lab.bench.passes import TRANSFORMERS, Pair
+from polyformer_lab.bench.passes import TRANSFORMERS, gpt2_pair
 from polyformer_lab.bench.plain_decoder import PlainDecoder, plain_decoder
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
@@ -63,23 +61,11 @@ class OverheadBench(Bench):
             )
 
     def _cases(self, make: Callable[["OverheadBench", Any, Tensor], Callable[[], object]]) -> Iterator[Case]:
-        sizes = {
-            "num_hidden_layers": self.layers,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": 4 * self.hidden_size,
-            "num_attention_heads": self.heads,
-            "vocab_size": self.vocab_size,
-            "dropout": 0.0,
-            "max_position_embeddings": max(256, self.length + self.new_tokens),
-        }
-        pair = Pair.of(FAMILIES["gpt2"], model_config("gpt2", sizes))
+        pair = gpt2_pair(self, max(256, self.length + self.new_tokens))
         weights = {name: tensor.detach().clone() for name, tensor in pair.ours.state_dict().items()}
         ids = torch.randint(5, self.vocab_size, (self.batch, self.length))
         models = {PLAIN: lambda: plain_decoder(pair.ours.config, weights), **pair.makers}
-        contenders = {name: self._maker(make, model, ids) for name, model in models.items()}
-        yield Case(
-            contenders, facts={name: functools.partial(calls, each) for name, each in contenders.items()}
-        )
+        yield counted({name: self._maker(make, model, ids) for name, model in models.items()})
 
     def _maker(
         self, make: Callable[..., Callable[[], object]], model: Callable[[], Any], ids: Tensor
@@ -92,10 +78,12 @@ class OverheadBench(Bench):
         patterns = {"text": "Causal()", "object": polyformer.Causal(), "function": causal}
         ours = functools.partial(polyformer.attend, q, k, v, pattern=patterns[stated])
         torchs = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
-        contenders = {OURS: lambda: torch.no_grad()(ours), "torch": lambda: torch.no_grad()(torchs)}
-        yield Case(
-            contenders, facts={name: functools.partial(calls, each) for name, each in contenders.items()}
-        )
+        yield counted({OURS: lambda: torch.no_grad()(ours), "torch": lambda: torch.no_grad()(torchs)})
+
+
+def counted(contenders: dict[str, Make]) -> Case:
+    """Return the case of these contenders, with their numbers of calls."""
+    return Case(contenders, facts={name: functools.partial(calls, make) for name, make in contenders.items()})
 
 
 def calls(make: Make) -> dict[str, float]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.models.architectures import Transformer
-from polyformer.models.checkpoints import Family, from_transformers
+from polyformer.models.checkpoints import FAMILIES, Family, from_transformers
 from polyformer.models.config import ModelConfig
+from polyformer.models.presets import model_config
 from polyformer_lab.bench.rows import OURS, AbsentError, Case
 
 Batch = dict[str, Tensor]
@@ -52,6 +53,23 @@ class Pair:
     def makers(self) -> Mapping[str, Callable[[], nn.Module]]:
         """Return the functions that make both models, by name."""
         return {TRANSFORMERS: self.transformers_model, OURS: lambda: self.ours}
+
+
+def gpt2_pair(bench: Any, positions: int, dropout: float = 0.0, **place: Any) -> Pair:
+    """Return both models of GPT-2's shape with random weights.
+
+    bench: has the numbers `layers`, `hidden_size`, `heads` and `vocab_size`. place: as `Module.to` takes it.
+    """
+    sizes = {
+        "num_hidden_layers": bench.layers,
+        "hidden_size": bench.hidden_size,
+        "intermediate_size": 4 * bench.hidden_size,
+        "num_attention_heads": bench.heads,
+        "vocab_size": bench.vocab_size,
+        "dropout": dropout,
+        "max_position_embeddings": positions,
+    }
+    return Pair.of(FAMILIES["gpt2"], model_config("gpt2", sizes), **place)
 
 
 def predicted(output: Any) -> Tensor:

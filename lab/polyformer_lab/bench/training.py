@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.models.checkpoints import FAMILIES
-from polyformer.models.presets import model_config
-from polyformer_lab.bench.passes import Pair
+from polyformer_lab.bench.passes import gpt2_pair
 from polyformer_lab.bench.rows import OURS, Case, DeviceBench, Row
 from polyformer_lab.bench.running import runner
 
@@ -49,19 +47,8 @@ class TrainingBench(DeviceBench):
         yield Row("training", what, self._cases, repeats=self.repeats)
 
     def _cases(self) -> Iterator[Case]:
-        sizes = {
-            "num_hidden_layers": self.layers,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": 4 * self.hidden_size,
-            "num_attention_heads": self.heads,
-            "vocab_size": self.vocab_size,
-            "dropout": self.dropout,
-            "max_position_embeddings": max(1024, self.length),
-        }
-        pair, tokens = (
-            Pair.of(FAMILIES["gpt2"], model_config("gpt2", sizes), **self.place),
-            self.batch * self.length,
-        )
+        pair = gpt2_pair(self, max(1024, self.length), self.dropout, **self.place)
+        tokens = self.batch * self.length
         ids = torch.randint(0, self.vocab_size, (self.batch, self.length), device=self.device)
         # Products with weights: forward, and twice the number backward. Attention, a few per cent at these
         # lengths, is left out.
