@@ -19,7 +19,6 @@ from polyformer.attention.positions import (
     PositionConfig,
     RopeConfig,
     Shape,
-    changes_scores,
 )
 from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
 from polyformer.core.errors import InputError
@@ -180,7 +179,7 @@ def test_positions_are_refused_where_keys_are_summed_or_projected():
     """Every mechanism with every scheme, in an encoder and, where it can, in a decoder: by their kinds."""
     shape = Shape(hidden_size=8, max_positions=9, num_heads=2, head_size=4)
     schemes = {kind: config for kind, config in PositionConfig.kinds.items() if in_package(config)}
-    changing = {kind for kind, config in schemes.items() if changes_scores(config.examples()[0].build(shape))}
+    changing = {kind for kind, config in schemes.items() if config.examples()[0].build(shape).adds_terms}
     assert changing >= {"alibi", "da", "deberta", "shaw", "t5", "transformer_xl"}
     refused = Counter[str]()
     for _, part in mechanisms("mechanism"):

@@ -24,7 +24,6 @@ from polyformer.attention.mechanisms import (
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern, Window
-from polyformer.attention.positions.base import changes_scores
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import FAMILIES, convert, from_transformers
@@ -154,7 +153,7 @@ def refused(name: str, attention: MechanismConfig | None) -> str | None:
         return "latent: expected the mechanism 'softmax'"
     if not attention.causal and model.encoder is None:
         return "cannot run in a decoder"
-    if not attention.supports_score_bias and changes_scores(stack.position):
+    if not attention.supports_score_bias and stack.position.adds_terms:
         return "cannot use a position scheme that changes the scores"
     if attention.kind == "alternate" and name == "albert":
         return "share"

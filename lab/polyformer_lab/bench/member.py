@@ -23,7 +23,6 @@ from polyformer.attention.positions import (
     PositionConfig,
     Shape,
     Site,
-    changes_scores,
 )
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
@@ -143,4 +142,4 @@ def _pairs(pattern: Pattern, context: Context) -> int:
 
 
 def _acts_on_scores(position: Position) -> bool:
-    return changes_scores(position) or type(position).rotate is not Position.rotate
+    return position.adds_terms or position.rotates

@@ -9,6 +9,7 @@ has separate collectors, in a plain list, which can be traced into a graph.
 """
 
 import threading
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 
@@ -26,8 +27,8 @@ class _Collectors(threading.local):
 _collectors = _Collectors()
 
 
-class collect_auxiliary_losses:  # noqa: N801 - used like a function; a class costs less per call
-    """Collect the terms that this thread adds inside; an inner collector does not pass its terms on."""
+class _Collection:
+    """The context of `collect_auxiliary_losses`; a generator would take longer, in every pass."""
 
     def __enter__(self) -> AuxiliaryLosses:
         losses: AuxiliaryLosses = {}
@@ -36,6 +37,11 @@ class collect_auxiliary_losses:  # noqa: N801 - used like a function; a class co
 
     def __exit__(self, *error: object) -> None:
         _collectors.stack.pop()
+
+
+def collect_auxiliary_losses() -> AbstractContextManager[AuxiliaryLosses]:
+    """Collect the terms that this thread adds inside; an inner collector does not pass its terms on."""
+    return _Collection()
 
 
 def add_auxiliary_loss(name: str, term: Tensor) -> None:

@@ -66,6 +66,7 @@ class SoftmaxAttention(CachedAttention):
     def __init__(self, config: SoftmaxConfig, num_heads: int):
         super().__init__()
         self.config = config
+        self.distances = None if config.pattern is None else config.pattern.structure.distances
         # A score of 0, as of a query and a key at right angles.
         self.sink = nn.Parameter(torch.zeros(num_heads)) if config.sink else None
 
@@ -87,9 +88,9 @@ class SoftmaxAttention(CachedAttention):
             k, v, state = appended(state, k, v)
         config, pattern = self.config, self.config.pattern
         mods = () if config.soft_cap is None else (soft_cap(config.soft_cap),)
-        if position is not None and pattern is not None:
+        if position is not None:
             # Tables of relative positions are then computed only for distances inside the pattern.
-            context = context.within_distances(pattern.structure.distances)
+            context = context.within_distances(self.distances)
         y = self.attend(
             q, k, v, context, position, pattern=pattern, mods=mods, scale=config.scale, sink=self.sink
         )

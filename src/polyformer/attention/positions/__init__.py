@@ -8,7 +8,6 @@ from polyformer.attention.positions.base import (
     PositionConfig,
     Shape,
     Site,
-    changes_scores,
     sinusoids,
     with_relations,
 )
@@ -56,7 +55,6 @@ __all__ = [
     "StepSinusoidConfig",
     "T5BiasConfig",
     "TransformerXLConfig",
-    "changes_scores",
     "sinusoids",
     "with_relations",
 ]

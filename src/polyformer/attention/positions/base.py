@@ -249,11 +249,6 @@ class BoundPosition:
         return context.once((first, then), lambda: first.followed_by(then))  # layers share plans of a mask
 
 
-def changes_scores(position: Position) -> bool:
-    """Return whether the scheme requires a mechanism that has scores."""
-    return position.adds_terms
-
-
 def with_relations(context: Context, relation_ids: Tensor, rows: int, position: Position) -> Context:
     """Return `context` with labels [B, Tq, Tk] for its pairs of tokens.
 

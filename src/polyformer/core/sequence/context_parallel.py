@@ -16,7 +16,7 @@ from polyformer.core.sequence.sequence_shards import SequenceShard
 STRATEGIES = "auto", "needed", "ring", "all"
 """How keys reach the processes that hold the queries that need them."""
 
-installed: "list[ContextParallel]" = []
+GROUPS_IN_USE: "list[ContextParallel]" = []
 """The context parallelism in use, in any thread; empty in ordinary runs, which ask nothing else."""
 
 
@@ -95,11 +95,11 @@ def current_context_parallel() -> ContextParallel | None:
 def use_context_parallel(over: ContextParallel) -> Iterator[None]:
     """Make models called inside shard the sequences that they read."""
     token = _context_parallel.set(over)
-    installed.append(over)
+    GROUPS_IN_USE.append(over)
     try:
         yield
     finally:
-        installed.remove(over)
+        GROUPS_IN_USE.remove(over)
         _context_parallel.reset(token)
 
 

@@ -125,7 +125,7 @@ class Labels:
         """Return inputs and labels for the head. Texts [B, C, T] of multiple choice become rows [B C, T] with
         `choices` C; so do their labels if the head predicts the next tokens."""
         ids = inputs.input_ids
-        if not head.reads_choices or not isinstance(ids, Tensor) or ids.dim() != 3:
+        if not isinstance(ids, Tensor) or ids.dim() != 3:
             return inputs, self
         inputs, choices = inputs.with_choices_as_rows()
         # Sentence labels stay [B], an answer per question.

@@ -16,9 +16,9 @@ from polyformer.core.ops.int8_layers import Int8Embedding
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import (
+    GROUPS_IN_USE,
     ContextParallel,
     current_context_parallel,
-    installed,
     shard_sequence,
     shard_source,
 )
@@ -86,6 +86,14 @@ class StackOutput:
             owner,
         )
 
+    def next_state(self, stack: Stack, state: ModelState) -> ModelState:
+        """Return the state after this output of a decoder's stack, which continued from `state`."""
+        layers, depth = self.layer_states, stack.depth
+        assert layers is not None
+        # Layer states have the projected source, so its hidden states are kept only for a depth policy.
+        source = state.source if depth is not None and depth.reads_source else None
+        return state.after(stack.remembered_tokens(self.tokens, layers), layers, source)
+
     @property
     def slots(self) -> Tensor | None:
         """Return the indices of these tokens in the sequence, [T]; None if they are all tokens."""
@@ -124,7 +132,7 @@ class StackRunner:
         """
         inputs = inputs.with_all_rows()
         self._check(inputs, state, cached)
-        if installed and (over := current_context_parallel()) is not None:
+        if GROUPS_IN_USE and (over := current_context_parallel()) is not None:
             return self._compute_share(inputs, options, over, state, cached)
         plain = state is None and not options.output_attentions and not self.config.head.reruns_last_layer
         # Rows without padding are packed as documents of a single row, for attention without a pattern.
@@ -147,15 +155,7 @@ class StackRunner:
         The tokens follow `state`, and are not checked.
         """
         output = self._compute(inputs, NO_EXTRA_OUTPUTS, state)
-        return output.hidden, self.next_state(output, state)
-
-    def next_state(self, output: StackOutput, state: ModelState) -> ModelState:
-        """Return the state after `output`, which continued from `state`."""
-        layers, depth = output.layer_states, self.stack.depth
-        assert layers is not None
-        # Layer states have the projected source, so its hidden states are kept only for a depth policy.
-        source = state.source if depth is not None and depth.reads_source else None
-        return state.after(self.stack.remembered_tokens(output.tokens, layers), layers, source)
+        return output.hidden, output.next_state(self.stack, state)
 
     def _check(self, inputs: ModelInputs, state: ModelState | None, cached: bool) -> None:
         """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""

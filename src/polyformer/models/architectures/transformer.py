@@ -352,7 +352,8 @@ class Transformer(PretrainedMixin):
             attentions, cross_attentions = attentions[::2], attentions[1::2]
         next_state = None
         if state is not None and output.layer_states is not None:
-            next_state = self.runner("decoder").next_state(output, state)
+            assert self.decoder is not None
+            next_state = output.next_state(self.decoder, state)
         return ModelOutput(
             loss,
             output.hidden,

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
-from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, changes_scores
+from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
@@ -105,7 +105,7 @@ def build_scheme(config: PositionConfig, num_heads: int) -> Position:
 def _is_bias(position: Position, num_heads: int) -> bool:
     """Return whether a scheme only adds numbers to scores, by distance or by its own function."""
     kind = type(position)
-    plain = kind.embed is Position.embed and kind.rotate is Position.rotate and changes_scores(position)
+    plain = kind.embed is Position.embed and not position.rotates and position.adds_terms
     if not plain or position.adds_to_queries or position.num_relations:
         return False
     q = torch.zeros(1, num_heads, 1, 2)

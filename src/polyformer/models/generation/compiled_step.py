@@ -19,7 +19,6 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
-from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import Caution, InputError
 from polyformer.core.instrumentation import collecting
 from polyformer.core.ops.packed_weights import PackedCopies
@@ -90,9 +89,7 @@ def check_compilable(model: Any) -> None:
     reason = None
     if not all(_has_fixed_size(layer.attention.mechanism) for layer in stack.sequence):
         reason = "only softmax attention that is dense or has a window reads a cache of fixed size"
-    elif changes_scores(stack.position) and any(
-        reach is not None and reach.first for reach in (layer.attention.reach() for layer in stack.sequence)
-    ):
+    elif stack.position.adds_terms and any(reach is not None and reach.first for reach in stack.reaches):
         reason = "distances to global tokens, which the position scheme reads, differ from step to step"
     elif model.config.weights is not None and not next(model.parameters()).is_cpu:
         reason = f"{model.config.weights} products of a GPU are not part of a graph"

@@ -250,15 +250,13 @@ class Decoder:
                 step = self.compiled.read(tokens, state.model, last, inputs, self.packed.copies)
             if step is not None:
                 logits, self.hidden, after = step
-                _check_finite(logits)
+                logits = self._finished(logits, last)
             elif self.dola is not None or neighbours is not None:
                 output = self._run(**{name: tokens, **copied}, state=state.model)
                 logits, after = self._logits_and_state(output, last, neighbours)
             else:
                 self.hidden, after = self.model.following(tokens, state.model, **copied)
-                logits = self.model.predictions(self.hidden[:, -last:])
-                _check_finite(logits)
-                logits = logits if self.mixture is None else self._mixed(logits, last)
+                logits = self._finished(self.model.predictions(self.hidden[:, -last:]), last)
         return logits, DecodingState(after, state.names, state.numbers, retrieval_state)
 
     def _reserve(self, length: int) -> int:
@@ -297,16 +295,19 @@ class Decoder:
         assert output.state is not None, "a model that was given a state returns one"
         self.hidden = output.last_hidden_state
         logits = self.model.logits_at(output, slice(-last, None), neighbours)
-        _check_finite(logits)
-        if self.dola is not None and output.hidden_states is not None:
-            logits = self.dola(logits, output.hidden_states)
-        return logits if self.mixture is None else self._mixed(logits, last), output.state
+        return self._finished(logits, last, output.hidden_states), output.state
 
-    def _mixed(self, logits: Tensor, last: int) -> Tensor:
-        """Return the mixture of logits [N, K, V] of the `last` K tokens."""
-        assert self.mixture is not None
-        assert self.last is not None
-        return self.mixture(logits, self.last.value[:, -last:])
+    def _finished(self, logits: Tensor, last: int, layers: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Return the checked logits [N, K, V] of the `last` K tokens after the contrast and the mixture.
+
+        layers: the hidden states of all layers, [N, T, E] each.
+        """
+        _check_finite(logits)
+        if self.dola is not None and layers is not None:
+            logits = self.dola(logits, layers)
+        if self.mixture is not None and self.last is not None:
+            logits = self.mixture(logits, self.last.value[:, -last:])
+        return logits
 
 
 def _check_finite(logits: Tensor) -> None:

@@ -44,7 +44,7 @@ class FixedStep:
         """Return the step; None if a cache has no space for it, or the state has other parts than caches."""
         if not _has_only_caches(state):
             return None
-        reaches = [layer.attention.reach() for layer in stack.sequence]
+        reaches = stack.reaches
         rolled = _rolled(tokens, state, stack, reaches)
         if rolled is None:
             return None

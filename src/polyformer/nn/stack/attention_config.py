@@ -8,7 +8,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
-from polyformer.attention.positions import Position, changes_scores
+from polyformer.attention.positions import Position
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ops.norms import NormConfig, RMSNormConfig
@@ -192,7 +192,7 @@ def check_position_terms(position: Position, mechanism: MechanismConfig, latent:
 
     latent: whether keys are projections of latents.
     """
-    if changes_scores(position):
+    if position.adds_terms:
         mechanism.require("supports_score_bias")
         if latent and not position.adds_bias:
             raise InputError(

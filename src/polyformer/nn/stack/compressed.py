@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full
-from polyformer.attention.positions import changes_scores
 from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.nn.cache import CachePolicy
@@ -30,8 +29,8 @@ def with_policy(
     if reason is not None:
         raise InputError(f"cache: {quote(policy.kind)} {reason}; leave the cache out")
     return tuple(
-        state if layer.attention.reach() is not None else _with_policy(state, policy)
-        for layer, state in zip(stack.sequence, states)
+        state if reach is not None else _with_policy(state, policy)
+        for reach, state in zip(stack.reaches, states)
     )
 
 
@@ -50,7 +49,7 @@ def _reason(stack: "Stack") -> str | None:
         return "is for keys and values of heads, but latent attention caches one latent for all heads"
     if not isinstance(stack.mechanism, SoftmaxConfig) or attention.global_attention:
         return "needs softmax attention with one set of projections, which caches keys and values"
-    if all(layer.attention.reach() is not None for layer in stack.sequence):
+    if None not in stack.reaches:
         return "is for dense layers, but every layer has a window, which bounds its cache already"
     return None
 
@@ -60,7 +59,7 @@ def _reason_against_dropping(stack: "Stack", policy: CachePolicy) -> str | None:
     if stack.depth is not None:
         return "needs the queries of all tokens in every layer, but a depth policy leaves some out"
     known = stack.position.adds_bias and policy.supports_score_bias
-    if stack.position.rotates_parts or (changes_scores(stack.position) and not known):
+    if stack.position.rotates_parts or (stack.position.adds_terms and not known):
         return (
             "keeps other keys in each head, but this position scheme reads their distances; use rotary, "
             "learned or no positions of a fixed extension, or ALiBi or T5 biases with 'snapkv' or 'h2o'"
@@ -70,7 +69,7 @@ def _reason_against_dropping(stack: "Stack", policy: CachePolicy) -> str | None:
         return "weighs keys by their scores, which a soft_cap or a sink changes"
     dense = None, Full(), Causal()
     own = [stack.mechanism.for_layer(number).pattern for number in stack.layer_range]
-    patterns = [pattern for pattern, layer in zip(own, stack.sequence) if layer.attention.reach() is None]
+    patterns = [pattern for pattern, reach in zip(own, stack.reaches) if reach is None]
     if any(pattern not in dense for pattern in patterns):
         return "keeps other keys in each head, but a pattern reads their places; use dense layers or windows"
     return None

@@ -83,12 +83,12 @@ class Embedding(nn.Module):
         self.dropout = Dropout(dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.as_wide = position.projects_input or config.size is None
         self.widen = nn.Identity() if self.as_wide else Linear(width, hidden_size)
-        self.normed, self.has_types = config.normed, self.types is not None
+        self.normed = config.normed
 
     def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the sum, with type 0 and no language by default; `InputError` for a missing table."""
         x = tokens * self.factor if self.factor != 1.0 else tokens
-        if self.has_types or inputs.token_type_ids is not None:
+        if self.types is not None or inputs.token_type_ids is not None:
             x = _add_rows(
                 x, self.types, pos, inputs.token_type_ids, "token_type_ids", "embedding.type_vocab_size"
             )
@@ -108,9 +108,7 @@ def _add_rows(
 ) -> Tensor:
     """Return x [B, T, size] plus the rows `numbers` [B, T] of a table, by default its first row."""
     if table is None:
-        if numbers is not None:
-            raise InputError(f"{name}: this model has none ({option} is 0); leave them out")
-        return x
+        raise InputError(f"{name}: this model has none ({option} is 0); leave them out")
     if numbers is None:
         return x + table(torch.zeros_like(pos))
     if (known := bounds(numbers)) is not None:

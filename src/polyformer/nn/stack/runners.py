@@ -18,16 +18,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
-from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block import merge_streams
 from polyformer.nn.depth import Active, Halting
 from polyformer.nn.stack.convolution import Convolution
 from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
+from polyformer.nn.stack.stack import run_checkpointed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,13 +95,7 @@ class RunCheckpointed:
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the results of the inner runner."""
-        if not layer.tokenwise:
-            raise InputError(
-                "recompute: a norm over all tokens would count every batch twice; set it to false"
-            )
-        # The layer runs inside `checkpoint`, so only x and the arguments stay in memory.
-        arguments = index, layer, x, active
-        return torch.utils.checkpoint.checkpoint(self.run, *arguments, use_reentrant=False)  # type: ignore[return-value]
+        return run_checkpointed(layer, self.run, index, layer, x, active)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """A stack of layers: an encoder, a decoder with a causal context, or a decoder with cross-attention."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class Stack(nn.Module):
         limited = dataclasses.replace(config, attention=attention)
         fixed = isinstance(config.depth, FixedConfig)
         kind = Layer if fixed and self.memory is None and not self.value_residual else FeatureLayer
-        self.norms_tokens = config.norm.tokenwise
+        self.tokenwise = config.norm.tokenwise
         self.layers = nn.ModuleList(
             kind(hidden_size, limited, cross, config.shared_layers.index(number))
             for number in range(config.shared_layers[-1] + 1)
@@ -134,7 +135,7 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("supports_packing")
-        run = run_checkpointed if self.checkpoints else run_layer
+        checkpoints = self.checkpoints
         new_states: list[LayerState] = []
         calls = self.calls(context, source, states, pos.device)
         for index, (layer, call) in enumerate(zip(self.sequence, calls), self.layer_range.start):
@@ -143,7 +144,7 @@ class Stack(nn.Module):
                 x = self.position.embed(x, pos, index)
             if collect is not None:
                 collect.append(x)
-            x, state = run(layer, x, call)
+            x, state = run_checkpointed(layer, layer, x, call) if checkpoints else layer(x, call)
             if state is not None:
                 new_states.append(state)
         x = self.finish(x, context)
@@ -173,7 +174,7 @@ class Stack(nn.Module):
         """Return the output of the last layer with the final norm, unless later layers are elsewhere."""
         if self.layer_range.stop < len(self.groups):
             return x
-        x = self.final_norm(x) if self.norms_tokens else normalize(self.final_norm, x, context.q_valid)
+        x = self.final_norm(x) if self.tokenwise else normalize(self.final_norm, x, context.q_valid)
         return self.final_dropout(x) if self.training else x
 
     def start_halting(self, *arguments: Any) -> None:
@@ -214,16 +215,11 @@ def _share_parameters(layers: nn.ModuleList) -> None:
         layer.get_submodule("attention.mechanism").share_parameters(first)  # type: ignore[operator]
 
 
-def run_layer(layer: Layer, x: Tensor, call: LayerCall) -> tuple[Tensor, LayerState | None]:
-    """Return the layer's output, and its next state if it has a state."""
-    return layer(x, call)
+def run_checkpointed(layer: Layer, run: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `run(*arguments)`, which runs `layer`; the graph keeps only the arguments, and runs it again.
 
-
-def run_checkpointed(layer: Layer, x: Tensor, call: LayerCall) -> tuple[Tensor, LayerState | None]:
-    """Return the same as `run_layer`, with a graph that keeps only x and runs the layer again backward.
-
-    Raises `InputError` for a norm over all tokens, whose statistics would change twice.
+    Raises `InputError` for a norm over all tokens: its statistics would change twice.
     """
     if not layer.tokenwise:
         raise InputError("recompute: a norm over all tokens would count every batch twice; set it to false")
-    return torch.utils.checkpoint.checkpoint(layer, x, call, use_reentrant=False)  # type: ignore[return-value]
+    return torch.utils.checkpoint.checkpoint(run, *arguments, use_reentrant=False)

@@ -31,7 +31,7 @@ from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns.base import contains
 from polyformer.attention.patterns.per_head import PerHead
 from polyformer.attention.patterns.user_defined import MaskModPattern
-from polyformer.attention.positions import Position, changes_scores
+from polyformer.attention.positions import Position
 from polyformer.attention.positions.alibi import Alibi
 from polyformer.attention.positions.shaw import Shaw
 from polyformer.attention.positions.t5 import T5Bias
@@ -260,7 +260,7 @@ def _check(name: str, stack: Stack, count: int) -> None:
     def refuse(reason: str) -> InputError:
         return InputError(f"tensor: {name or 'the stack'}: {reason}; leave tensor at 1, and use shard")
 
-    if changes_scores(stack.position) and not isinstance(stack.position, BY_DISTANCE):
+    if stack.position.adds_terms and not isinstance(stack.position, BY_DISTANCE):
         kind = type(stack.position).__name__
         raise refuse(f"positions of {quote(kind)} change the scores of whole groups of heads")
     if stack.memory is not None or stack.depth is not None or stack.reversible:
