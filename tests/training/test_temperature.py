@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 import polyformer
+from launching import torchrun
+from polyformer.core import launcher
+from polyformer.data import load
 from polyformer.models.architectures import build_model
 from polyformer.nn.heads import ClassifyConfig, DistilledConfig
 from polyformer.training.recipes import Recipe, fit
@@ -73,12 +78,20 @@ def test_logits_are_divided_in_the_weights(head: ClassifyConfig | DistilledConfi
         torch.testing.assert_close(model(ids).logits, before / 2.5)
 
 
-def recipe(folder: Path, validation: bool) -> Recipe:
+MESHES: dict[int, tuple[dict[str, int], ...]] = {
+    2: ({"data": 2}, {"shard": 2}, {"tensor": 2}),
+    4: ({"data": 2, "shard": 2}, {"shard": 2, "tensor": 2}),
+}
+"""The ways in which so many processes divide a model that has labels: its task has no other."""
+
+
+def recipe(folder: Path, validation: bool, parallel: dict[str, int] | None = None) -> Recipe:
     """A classifier of words, some of them with another label in the validation data."""
     rows = [f"{word} {word} film,{label}" for word, label in (("good", "pos"), ("bad", "neg"))] * 12
     held = ["good good film,pos", "bad bad film,neg", "good good film,pos", "good good film,neg"] * 3
     for name, lines in (("train", rows), ("valid", held)):
-        (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+        if not (folder / f"{name}.csv").exists():  # several processes read what the test wrote
+            (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     data: dict[str, Any] = {"path": str(folder / "train.csv"), "validation_fraction": 0.0}
     if validation:
         data |= {"validation": str(folder / "valid.csv"), "test": str(folder / "valid.csv")}
@@ -89,7 +102,7 @@ def recipe(folder: Path, validation: bool) -> Recipe:
             "data": data,
             "tokenizer": {"algorithm": "wordpiece", "vocab_size": 60},
             "optimizer": {"kind": "adamw", "lr": 0.02},
-            "training": {"steps": 30, "engine": {"device": "cpu"}},
+            "training": {"steps": 30, "engine": {"device": "cpu", "parallel": parallel or {}}},
         }
     )
 
@@ -126,3 +139,32 @@ def test_a_run_is_calibrated_and_its_report_shows_it(
 def test_without_validation_data_there_is_no_temperature(tmp_path: Path):
     fit(recipe(tmp_path, validation=False), tmp_path / "run")
     assert "calibration" not in Run.open(tmp_path / "run").facts
+
+
+@pytest.mark.parametrize("processes", MESHES)
+def test_divided_weights_are_calibrated_like_whole_ones(tmp_path: Path, processes: int):
+    """The saved model has the recorded loss on the validation rows, each of them counted once."""
+    recipe(tmp_path, validation=True)
+    ended = torchrun(__file__, tmp_path, processes=processes)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.count("on 12 validation rows: NLL") == len(MESHES[processes])
+    for mesh in MESHES[processes]:
+        run = Run.open(tmp_path / "-".join(mesh))
+        record = run.facts["calibration"]
+        assert record["temperature"] > 1.1, mesh
+        assert sum(rows for _, _, rows in record["before"]["bins"]) == 12
+        rows = load(run.recipe.data, run.recipe.task.needs).validation
+        assert rows is not None
+        for measured in (run.task.score(run.measured("cpu"), rows), run.facts["metrics"]["validation"]):
+            assert measured["loss"] == pytest.approx(record["after"]["nll"], rel=1e-4), mesh
+        model: Any = run.model("cpu")
+        run.task.divide_logits(model, 1 / record["temperature"])
+        trained = run.task.score(model, rows)["loss"]
+        assert trained == pytest.approx(record["before"]["nll"], rel=1e-4), mesh
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for mesh in MESHES[launcher.world()]:
+        assert math.prod(mesh.values()) == launcher.world()
+        fit(recipe(folder, validation=True, parallel=mesh), folder / "-".join(mesh))

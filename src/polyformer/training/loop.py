@@ -340,19 +340,22 @@ class Training:
             self.writer.write(snapshot)
 
     def calibrate(self) -> None:
-        """Calibrate the probabilities of the final weights, if the task has labels and held-out data.
-
-        Weights that are divided among processes are not changed.
-        """
-        if self.engine.mesh is not None or not isinstance(self.task, CalibratedTask):
+        """Calibrate the probabilities of the final weights, if the task has labels and held-out data."""
+        if not isinstance(self.task, CalibratedTask):
             return
         self.model.eval()
-        with torch.no_grad():
-            self.calibration = self.task.calibrate(self.model, self.engine.evaluation_group)
-        if self.calibration is not None:
-            self.display.note(self.calibration.note())
-            if self.calibration.changes:
-                self.progress.metrics = self.measure()
+        with torch.no_grad(), self.engine.evaluating(self.model):
+            model = self.engine.evaluation_module(self.model)
+            fitted = self.task.calibrate(model, self.engine.evaluation_group)
+        # All processes must divide by the same number to the last bit, or their shards would not match.
+        self.calibration = self.engine.broadcast(fitted)
+        if self.calibration is None:
+            return
+        self.display.note(self.calibration.note())
+        if self.calibration.changes:
+            # Outside of the evaluation, which works on gathered copies of divided weights.
+            self.task.divide_logits(self.model, self.calibration.temperature)
+            self.progress.metrics = self.measure()
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Load the final weights into the model, and write them to files."""

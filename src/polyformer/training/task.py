@@ -116,10 +116,14 @@ class CalibratedTask(TrainingTask, Protocol):
     """A task whose probabilities can be calibrated on held-out data."""
 
     def calibrate(self, model: nn.Module, accelerator: EvaluationGroup) -> Calibration | None:
-        """Scale the logits of `model` by a temperature; None without held-out data or without labels.
+        """Return the temperature of the logits of `model`; None without held-out data or without labels.
 
-        Called in the same way as `evaluate`, with the final weights.
+        Called in the same way as `evaluate`, with the final weights, which it does not change.
         """
+        ...
+
+    def divide_logits(self, model: nn.Module, temperature: float) -> None:
+        """Divide all logits of `model` by a temperature, in its weights, whole or divided among processes."""
         ...
 
 

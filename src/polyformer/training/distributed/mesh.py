@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyformer.training.config import DIMENSIONS, ParallelConfig
 
@@ -75,6 +75,14 @@ class ReplicaGroup:
         total = tensor.clone()
         dist.all_reduce(total, group=self.mesh.group("data"))
         return total
+
+    def gather_lists(self, values: list[Any]) -> list[Any]:
+        """Return the lists of all replicas, concatenated; processes of one replica have the same list."""
+        import torch.distributed as dist
+
+        parts: list[list[Any]] = [[]] * self.num_processes
+        dist.all_gather_object(parts, values, group=self.mesh.group("data"))
+        return [value for part in parts for value in part]
 
 
 def open_mesh(config: ParallelConfig, device_type: str) -> Mesh:

@@ -31,6 +31,7 @@ from polyformer.data.prepared.rows import MappedBatches
 from polyformer.data.segments import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows
+from polyformer.training.distributed.mesh import ReplicaGroup
 from polyformer.training.task import EvaluationGroup
 from polyformer.training.tasks.cached_results import CachedResults
 from polyformer.training.temperature import Calibration, calibrated
@@ -58,7 +59,9 @@ class Workers:
         from accelerate.utils import gather_object
 
         add = partial(accelerator.reduce, reduction="sum")
-        return cls(accelerator.process_index, accelerator.num_processes, add, gather_object)  # type: ignore[arg-type]
+        # Of the processes that share a replica each has the same values, which count once.
+        gather = accelerator.gather_lists if isinstance(accelerator, ReplicaGroup) else gather_object
+        return cls(accelerator.process_index, accelerator.num_processes, add, gather)  # type: ignore[arg-type]
 
     def total(self, function: Callable[[Any], Tensor], batches: Iterable[Any], zero: Tensor) -> list[float]:
         """Return `zero` plus the sum of `function(batch)` over all batches, computed in shares."""
@@ -303,7 +306,7 @@ class TaskWithData:
         return self.task.measure(model, self.valid, Workers.of(accelerator))
 
     def calibrate(self, model: nn.Module, accelerator: EvaluationGroup) -> Calibration | None:
-        """Scale the logits by a temperature that is fitted on the validation data; None without them."""
+        """Return the temperature for the validation data; None without them or without labels."""
         if self.valid is None or not self.task.divide_logits(model, 1.0):
             return None
         workers, device = Workers.of(accelerator), next(model.parameters()).device
@@ -315,10 +318,11 @@ class TaskWithData:
         if not gathered:
             return None
         logits, labels = zip(*gathered)
-        result = calibrated(torch.tensor(logits).double(), torch.tensor(labels))
-        if result.changes:
-            self.task.divide_logits(model, result.temperature)
-        return result
+        return calibrated(torch.tensor(logits).double(), torch.tensor(labels))
+
+    def divide_logits(self, model: nn.Module, temperature: float) -> None:
+        """Divide the logits by a temperature, in the weights of `model` or in their shard."""
+        self.task.divide_logits(model, temperature)
 
     def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return the metrics of the test data, empty without them."""
