@@ -10,7 +10,7 @@ import torch
 from members import bases, shrunk, with_part
 from selection import mechanisms, patterns
 
-from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms import PairWeights, SoftmaxConfig
 from polyformer.attention.mechanisms.base import ALTERNATIVES, CAPABILITIES, MechanismConfig
 from polyformer.attention.patterns.source_base import is_between_sequences
 from polyformer.attention.positions import (
@@ -262,3 +262,11 @@ def test_a_file_with_such_a_decoder_is_refused(unable: type[SoftmaxConfig]):
         InputError, match="mechanism 'unable' cannot run in a decoder: it sees later tokens; use"
     ):
         ModelConfig.from_dict(data)
+
+
+@pytest.mark.parametrize("ability", CAPABILITIES)
+def test_a_capability_in_the_module_is_refused_because_nothing_would_read_it(ability: str):
+    message = rf"Own\.{ability}: a model reads it from the configuration, .*; move the line `{ability} = "
+    with pytest.raises(InputError, match=message):
+        type("Own", (PairWeights,), {ability: False})
+    assert not hasattr(PairWeights, ability)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -264,6 +264,16 @@ class Mechanism(nn.Module):
 
     reads_plain_positions = True
     """False if `position` may be None for a scheme that adds no terms to the scores (`Position.is_plain`)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `InputError` for a capability of `CAPABILITIES` in the module, where nothing reads it."""
+        super().__init_subclass__(**options)
+        for name in CAPABILITIES:
+            if name in vars(cls):
+                raise InputError(
+                    f"{cls.__name__}.{name}: a model reads it from the configuration, the class that has "
+                    f"`kind` and `build`; move the line `{name} = ...` there"
+                )
 
     def share_parameters(self, first: "Mechanism") -> None:
         """Share parameters with the stack's `first` layer, if layers of this member share any."""
