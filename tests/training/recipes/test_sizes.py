@@ -243,3 +243,12 @@ def test_no_convolutions_where_the_user_excludes_them(tmp_path: Path, changes: d
     config: Any = recipe.model_config()
     assert not config.convolutional_stem
     assert not any("convolutions" in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [1, 100, 30_000])
+def test_no_explanation_counts_nothing(tmp_path: Path, words: int):
+    """A text that is longer than a batch is read in parts, not in "0 rows"."""
+    (tmp_path / "text.txt").write_text(sentence(random.Random(0), words))
+    _, lines = chosen(str(tmp_path / "text.txt"), {})
+    assert any("row a step" in line or "rows a step" in line for line in lines)
+    assert not [line for line in lines if " 0 " in line]

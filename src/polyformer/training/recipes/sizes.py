@@ -336,7 +336,7 @@ def _explain(
         (
             "batch",
             f"{batch} {what}",
-            f"about {rows:,.0f} rows a step",
+            f"about {rows:,.0f} rows a step" if rows >= 1 else "part of a row a step",
             "task.batch_tokens" if size.vocab else "task.batch_size",
         ),
         (
