@@ -1,8 +1,13 @@
 """Errors for users: near names first, all names when few, some when many."""
 
-import pytest
+import warnings
+from pathlib import Path
 
-from polyformer.core.errors import InputError, quote, unknown
+import pytest
+import torch
+
+from polyformer.core.argument_types import names_wrong_types
+from polyformer.core.errors import Caution, InputError, caution, quote, unknown
 
 
 def test_near_names_are_offered():
@@ -60,3 +65,26 @@ def test_a_message_is_bounded_and_keeps_its_end():
     text = str(InputError("a" * 10**6 + " the way out"))
     assert len(text) == 2000
     assert text.endswith("the way out")
+
+
+WRAPPERS = {
+    "none": lambda function: function,
+    "torch": torch.no_grad(),
+    "names of types": names_wrong_types,
+    "both": lambda function: names_wrong_types(torch.no_grad()(function)),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_warning_names_the_line_of_the_caller_whatever_wraps_the_function(wrapper: str):
+    wrapped = WRAPPERS[wrapper](caution)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default", Caution)
+        for _ in range(2):
+            wrapped("take care")  # THE LINE
+        wrapped("take care")
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert [(warning.category, str(warning.message), warning.filename) for warning in said] == [
+        (Caution, "take care", __file__)
+    ] * 2, "once for each line"
+    assert "THE LINE" in lines[said[0].lineno - 1]

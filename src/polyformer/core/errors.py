@@ -7,6 +7,8 @@ that does not depend on its size.
 
 import itertools
 import reprlib
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +24,23 @@ class InputError(ValueError):
 
 class Caution(UserWarning):
     """A warning of this library about the caller's models or files; commands print it in one line."""
+
+
+INNER = {__name__.partition(".")[0], "torch", "contextlib", "functools"}
+"""Packages whose lines no caller wrote: this one, and what wraps its functions."""
+
+
+def caution(message: str) -> None:
+    """Warn with the category `Caution`, at the line of the caller outside of this package.
+
+    The line is looked up, because the number of calls between it and the warning depends on wrappers.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in INNER:
+        frame = frame.f_back
+    place, names = frame.f_code.co_filename, frame.f_globals
+    seen = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, Caution, place, frame.f_lineno, names.get("__name__"), seen)
 
 
 class _Quoting(reprlib.Repr):

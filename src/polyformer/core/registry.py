@@ -16,12 +16,11 @@ import importlib.metadata
 import pkgutil
 import sys
 import threading
-import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from polyformer.core.errors import Caution, InputError, quote
+from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.names import unknown_name
 
 T = TypeVar("T")
@@ -44,11 +43,9 @@ def load_installed() -> None:
                 point.load()
             except Exception as error:  # code of other packages may raise anything
                 package = point.dist.name if point.dist else point.name
-                warnings.warn(
+                caution(
                     f"the members of the installed package {package} are left out: importing {point.value} "
-                    f"failed with {type(error).__name__}: {error}",
-                    category=Caution,
-                    stacklevel=2,
+                    f"failed with {type(error).__name__}: {error}"
                 )
 
 

@@ -1,10 +1,9 @@
 """Labels of rows: values without white space around them, and rows without a label."""
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from polyformer.core.errors import Caution, InputError, quote
+from polyformer.core.errors import InputError, caution, quote
 
 Row = dict[str, Any]
 
@@ -40,4 +39,4 @@ def labelled_rows(numbered: Iterable[tuple[int, Row]], column: str, source: str)
         )
     if empty:
         rows = "1 row without a label is" if empty == 1 else f"{empty:,} rows without a label are"
-        warnings.warn(f"{source}: {rows} left out", category=Caution, stacklevel=2)
+        caution(f"{source}: {rows} left out")

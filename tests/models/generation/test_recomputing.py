@@ -122,8 +122,9 @@ def test_it_is_said_once() -> None:
         warnings.simplefilter("always")
         model.generate(ids, max_new_tokens=2)
         model.generate(ids, max_new_tokens=2)
-    (sentence,) = [str(warning.message) for warning in said if warning.category is Caution]
-    assert sentence == (
+    (warning,) = [warning for warning in said if warning.category is Caution]
+    assert warning.filename == __file__
+    assert str(warning.message) == (
         "generate: mechanism 'forgetful' keeps no cache, so the whole text is computed again for each token"
     )
 

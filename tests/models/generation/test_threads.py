@@ -33,9 +33,10 @@ def test_a_model_in_training_mode_is_used_as_it_is_with_a_warning():
     model = decoder(2).eval()
     calm = model.generate(prompts(2, 5), max_new_tokens=2).scores
     model.train()
-    with pytest.warns(Caution, match=r"model: expected a model in evaluation mode.*model\.eval\(\)"):
+    with pytest.warns(Caution, match=r"model: expected a model in evaluation mode.*model\.eval\(\)") as said:
         scores = model.generate(prompts(2, 5), max_new_tokens=2).scores
     assert not torch.equal(scores, calm), "dropout was off"
+    assert {warning.filename for warning in said} == {__file__}
     assert all(module.training for module in model.modules())
 
 

@@ -4,7 +4,6 @@ A class of this package overrides the methods that its models support. The other
 names what the model can do.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from polyformer.applications.loaded.inputs import several, texts_of
-from polyformer.core.errors import Caution, InputError
+from polyformer.core.errors import InputError, caution
 from polyformer.core.evaluation_mode import evaluating
 
 if TYPE_CHECKING:
@@ -197,4 +196,4 @@ class LabelledModel(LoadedModel):
 
 def warn(message: str) -> None:
     """Warn about inputs."""
-    warnings.warn(message, category=Caution, stacklevel=4)
+    caution(message)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.compiler import config
 
-from polyformer.core.errors import Caution, InputError
+from polyformer.core.errors import InputError, caution
 from polyformer.core.ops import computed_once, row_product
 from polyformer.core.paths import cache_folder
 from polyformer.core.private_files import SharedError, private_folder, read_signed, write_signed
@@ -74,11 +74,7 @@ _TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _warn(reason: Exception) -> None:
-    warnings.warn(
-        f"compile: compiles again, because no code is read from a cache: {reason}",
-        category=Caution,
-        stacklevel=4,
-    )
+    caution(f"compile: compiles again, because no code is read from a cache: {reason}")
 
 
 def _cpp_compiler() -> str | None:

@@ -2,7 +2,6 @@
 
 import contextvars
 import copy
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.errors import Caution
+from polyformer.core.errors import caution
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.precision import autocast_disabled, without_autocast
@@ -177,11 +176,9 @@ class Linear(nn.Linear):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
-            warnings.warn(
+            caution(
                 "polyformer's Linear is not quantised as a torch.nn.Linear, of which it is a subclass; "
-                "quantise polyformer.nn.as_torch(model)",
-                category=Caution,
-                stacklevel=2,
+                "quantise polyformer.nn.as_torch(model)"
             )
         super().__setattr__(name, value)  # type: ignore[arg-type]
 

@@ -10,13 +10,12 @@ type. A model with quantized weights (the last three) cannot be trained.
 """
 
 import dataclasses
-import warnings
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import Caution, InputError, unknown
+from polyformer.core.errors import InputError, caution, unknown
 from polyformer.core.ops.int4_layers import Int4Linear
 from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
 from polyformer.core.ops.linear import Linear, WideLinear
@@ -67,11 +66,7 @@ def with_weights(model: M, weights: str) -> M:
         quantize_weights(model, weights)
         return model.eval()
     if weights == "bfloat16" and not computes_bfloat16():
-        warnings.warn(
-            "this CPU has no bfloat16 instructions, so bfloat16 weights are slow; int8 is faster",
-            category=Caution,
-            stacklevel=2,
-        )
+        caution("this CPU has no bfloat16 instructions, so bfloat16 weights are slow; int8 is faster")
     return model.to(getattr(torch, weights)).eval()
 
 

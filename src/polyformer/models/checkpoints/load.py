@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.core.argument_types import names_wrong_types
-from polyformer.core.errors import Caution, InputError, quote, unknown
+from polyformer.core.errors import InputError, caution, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
 from polyformer.core.hub_names import check_no_revision, fetched
@@ -110,7 +109,7 @@ def _read(
             raise InputError("head: a model in polyformer's format has its own head; leave it out")
         return _load_own(folder, saved).to(dtype)
     model, matched = _load_public(folder, saved, head, dtype, allow_pickle, stored)
-    _warn(matched.newly_initialized, 4)
+    _warn(matched.newly_initialized)
     return model
 
 
@@ -152,13 +151,9 @@ def _errors_name(path: Path) -> Iterator[None]:
         raise InputError(str(error).replace("config.json", str(path))) from error
 
 
-def _warn(new: tuple[str, ...], stacklevel: int = 3) -> None:
+def _warn(new: tuple[str, ...]) -> None:
     if new:
-        warnings.warn(
-            f"not in the checkpoint, newly initialized: {', '.join(new)}",
-            category=Caution,
-            stacklevel=stacklevel,
-        )
+        caution(f"not in the checkpoint, newly initialized: {', '.join(new)}")
 
 
 def _load_own(folder: Path, saved: Tree) -> Transformer:

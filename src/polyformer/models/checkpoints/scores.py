@@ -1,14 +1,13 @@
 """Scores of attention in a conversion: their options, and a scale that the new attention lacks."""
 
 import dataclasses
-import warnings
 
 import torch
 from torch import nn
 
 from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.core.errors import Caution, InputError, quote
+from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.ops.norms import CenteredRMSNorm
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints.transfer import Report
@@ -28,11 +27,7 @@ def with_score_options(mechanism: MechanismConfig, old: MechanismConfig) -> Mech
     if not isinstance(mechanism, SoftmaxConfig):
         if old.soft_cap is not None:
             kind, cap = quote(mechanism.kind), old.soft_cap
-            warnings.warn(
-                f"attention: {kind} has no soft cap, so the model loses its soft_cap={cap}",
-                category=Caution,
-                stacklevel=4,
-            )
+            caution(f"attention: {kind} has no soft cap, so the model loses its soft_cap={cap}")
         return mechanism
     missing = [name for name in ("scale", "soft_cap", "sink") if not getattr(mechanism, name)]
     return dataclasses.replace(mechanism, **{name: getattr(old, name) for name in missing})

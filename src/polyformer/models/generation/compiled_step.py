@@ -9,7 +9,6 @@ without a compiler.
 """
 
 import functools
-import warnings
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
-from polyformer.core.errors import Caution, InputError
+from polyformer.core.errors import InputError, caution
 from polyformer.core.instrumentation import collecting
 from polyformer.core.ops.packed_weights import PackedCopies
 from polyformer.models.generation.fixed_step import FixedStep
@@ -60,21 +59,17 @@ def _is_compilable(model: Any) -> bool:
 
 @functools.cache
 def _suggest_graph() -> None:
-    warnings.warn(
+    caution(
         f"generate: texts of {LONG} tokens and more are faster on a CPU with compile=True, after 10 seconds "
-        "of compiling",
-        category=Caution,
-        stacklevel=6,
+        "of compiling"
     )
 
 
 @functools.cache
 def _warn_of_failed_graph(reason: str) -> None:
-    warnings.warn(
+    caution(
         f"generate: the graph of a step could not be recorded ({reason}), so steps run one by one; pass "
-        "compile=False to leave it out",
-        category=Caution,
-        stacklevel=8,
+        "compile=False to leave it out"
     )
 
 

@@ -1,7 +1,6 @@
 """`generate`: continue a text, or generate the target of a source."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.argument_types import names_wrong_types
-from polyformer.core.errors import Caution, InputError
+from polyformer.core.errors import InputError, caution
 from polyformer.models.generation.beam_search import beam_search
 from polyformer.models.generation.config import GenerationConfig
 from polyformer.models.generation.continued_text import Decode
@@ -254,9 +253,7 @@ def _warn_of_training_mode(**models: object) -> None:
     """Warn that dropout is active in an argument of `generate` that is a model in training mode."""
     for name, model in models.items():
         if getattr(model, "training", False):
-            warnings.warn(
+            caution(
                 f"{name}: expected a model in evaluation mode, got training mode, in which dropout changes "
-                f"the text; call {name}.eval() first",
-                category=Caution,
-                stacklevel=4,
+                f"the text; call {name}.eval() first"
             )

@@ -6,14 +6,13 @@ streams use it as any other model.
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import Caution, InputError, quote
+from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.state import State
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.cache import CachePolicy
@@ -136,9 +135,7 @@ def with_state(model: Any) -> Any:
 @functools.cache
 def warn_of_recomputing(kind: str) -> None:
     """Warn once for a kind of mechanism."""
-    warnings.warn(
+    caution(
         f"generate: mechanism {quote(kind)} keeps no cache, so the whole text is computed again for "
-        "each token",
-        category=Caution,
-        stacklevel=5,
+        "each token"
     )
