@@ -117,7 +117,9 @@ def test_what_is_killed_goes_on_with_the_rest(mine: Path):
 
 
 def test_a_cell_that_fails_stops_no_other(mine: Path, capsys: pytest.CaptureFixture[str]):
-    changed(grid={"block": {"pre": {}, "wrong": {"data.path": "absent.txt"}}}, seeds=[0])
+    grid = {"block": {"pre": {}, "wrong": {"data.path": "absent.txt"}}}
+    shown = {"define": {"loss": "validation.loss[pre]"}, "holds": ["loss < 10"], "plot": None}
+    changed(grid=grid, seeds=[0], **shown)
     assert main(["reproduce", "mine.yaml", "--out", "out", "--jobs", "1"]) == 1
     text = capsys.readouterr().out
     assert "mine, pre, seed 0: done" in text
