@@ -1,13 +1,21 @@
-"""BART, a post-norm encoder-decoder with learned positions, and M2M-100. Lewis et al. 2020; Fan et al. 2021.
+"""BART, a post-norm encoder-decoder with learned positions, M2M-100 and BigBird-Pegasus.
+
+Lewis et al. 2020; Fan et al. 2021; Zaheer et al. 2020.
 
 BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
 have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
+
+BigBird-Pegasus has BigBird's encoder, and BART's decoder in pre-norm order. In training, transformers applies
+neither attention dropout in block-sparse attention nor activation dropout in the encoder. Here attention
+dropout applies to both stacks, and activation dropout only to the decoder.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from polyformer.models.checkpoints.config_mapping import Option, option, with_defaults
+from polyformer.models.checkpoints.config_mapping import Option, flag, option, with_defaults
+from polyformer.models.checkpoints.families.bigbird import BlockSparseFamily
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
 from polyformer.models.checkpoints.values import options
@@ -181,3 +189,62 @@ class M2M100(Bart):
         "Model": MODEL,
     }
     sizes = ("m2m100-418m", "m2m100-1.2b")
+
+
+PEGASUS_ENDS = {"embed_positions": ".position.tables.0", "layernorm_embedding": ".final_norm"}
+ENCODER_ATTENTION = {
+    "self_attn.self.[query|key|value]": "attention.[query|key|value]",
+    "self_attn.output": "attention.output",
+}
+
+
+@register
+class BigBirdPegasus(BlockSparseFamily, Bart):
+    """A summarizer of long texts."""
+
+    model_type = "bigbird_pegasus"
+    class_prefix = "BigBirdPegasus"
+    paper = "Zaheer et al. 2020"
+    objective = "sentences written from the rest of the text, then summaries"
+    template = model_config("bigbird-pegasus-large")
+    config_mapping = (
+        *with_defaults(
+            OPTIONS,
+            {"vocab_size": 96103, "max_position_embeddings": 4096, "activation_function": "gelu_new"}
+            | {"encoder_layers": 16, "decoder_layers": 16, "scale_embedding": True}
+            | {"pad_token_id": 0, "eos_token_id": 1},
+            "activation_dropout",
+        ),
+        option("activation_dropout", 0.0, "decoder.feedforward.inner_dropout"),
+        flag("use_bias", "encoder.attention.bias", "decoder.attention.bias"),
+    )
+    required: ClassVar = {}
+    ignored_options = (
+        *("bos_token_id", "chunk_size_feed_forward", "gradient_checkpointing"),
+        *("is_decoder", "is_encoder_decoder", "use_cache"),
+    )
+    num_labels = 2
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, PEGASUS_ENDS, ENCODER_ATTENTION),
+        **stack("decoder", 3, PEGASUS_ENDS),
+    }
+    tasks: ClassVar = {
+        **Bart.tasks,
+        "ForSequenceClassification": dataclasses.replace(
+            Bart.tasks["ForSequenceClassification"], config_mapping=(option("eos_token_id", 1, "end_token"),)
+        ),
+        "ForCausalLM": dataclasses.replace(
+            Bart.tasks["ForCausalLM"],
+            tied_keys={},
+            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2, PEGASUS_ENDS)},
+        ),
+    }
+    sizes = ("bigbird-pegasus-large",)
+
+    def fitted(self, config: ModelConfig, stored: Collection[str]) -> ModelConfig:
+        """Return the configuration of an untied decoder: transformers never ties `ForCausalLM`."""
+        if config.encoder is not None or "lm_head.weight" not in stored:
+            return config
+        embedding = dataclasses.replace(config.embedding, tied=False, shared=False)
+        return dataclasses.replace(config, embedding=embedding)

@@ -24,14 +24,14 @@ from polyformer.models.checkpoints.config_mapping import (
     write_options,
 )
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
-from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
-from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
-from polyformer.models.checkpoints.families.window_layers import (
+from polyformer.models.checkpoints.families.layers import (
     FULL,
     check_kinds,
     in_turn,
     of_layers,
 )
+from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
+from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Interleaved, Part, Taps
 from polyformer.models.checkpoints.rope_options import read_rope, write_rope
