@@ -60,7 +60,14 @@ TABLE = {
 TEXTS = [name for name in TABLE if FAMILIES[name].model is Transformer]
 """Families of texts."""
 
-WRITES = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "WithLMHeadModel", "ModelWithLMHead")
+WRITES = (
+    "LMHeadModel",
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "WithLMHeadModel",
+    "ModelWithLMHead",
+    "MTModel",
+)
 
 
 def language_model(name: str) -> str:

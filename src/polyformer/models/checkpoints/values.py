@@ -65,6 +65,7 @@ OPEN = _integer(-1, SIZE)  # -1: without a limit
 TOKEN = _integer(-(2**31), 2**31 - 1) | NULL
 RATE = Values("a number from 0 up to, not including, 1", lambda value: _is_number(value) and 0 <= value < 1)
 SMALL = Values("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+POSITIVE_NUMBER = Values("a number above 0", lambda value: _is_number(value) and value > 0)
 NUMBER = Values("a number", _is_number)
 OPTIONS = Values("an object of options", lambda value: isinstance(value, dict))
 LABELS = Values("an object of numbers to names", _are_labels)
@@ -98,8 +99,12 @@ PLACES = (
     ("{stack}.feedforward.intermediate_size", POSITIVE | NULL, "intermediate_size n_inner"),
     ("{stack}.feedforward.activation", NAME, "hidden_act hidden_activation activation activation_function"),
     ("{stack}.feedforward.inner_dropout", RATE, "activation_dropout mlp_dropout"),
-    ("{stack}.dropout", RATE, "dropout hidden_dropout_prob resid_dropout resid_pdrop"),
-    ("{stack}.norm.eps", SMALL, "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps"),
+    (
+        "{stack}.dropout",
+        RATE,
+        "dropout hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop residual_dropout",
+    ),
+    ("{stack}.norm.eps", SMALL, "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon rms_norm_eps"),
     ("{stack}.position.num_buckets", POSITIVE, "relative_attention_num_buckets"),
     ("{stack}.position.max_distance", POSITIVE, "relative_attention_max_distance"),
     ("encoder.num_hidden_layers", LAYER, "encoder_layers"),
@@ -126,7 +131,7 @@ OTHERS = (
     (POSITIVE, "num_experts_per_tok num_local_experts shared_expert_intermediate_size"),
     (COUNT, "num_experts"),
     (_listed(COUNT) | NULL, "mlp_only_layers"),
-    (SMALL, "partial_rotary_factor router_aux_loss_coef"),
+    (SMALL, "partial_rotary_factor router_aux_loss_coef rotary_pct router_jitter_noise"),
     (POSITIVE, "conv_kernel expand n_groups num_heads state_size"),
     (POSITIVE, "num_channels num_hashes num_labels original_max_position_embeddings pooler_hidden_size"),
     (POSITIVE, "query_pre_attn_scalar sliding_window_pattern state_dim window_size"),
@@ -138,7 +143,7 @@ OTHERS = (
     (NUMBER, "routed_scaling_factor"),
     (FLAG, "norm_topk_prob rope_interleave"),
     (NAME, "topk_method"),
-    (COUNT, "conv_kernel_size local_num_chunks_before lsh_num_chunks_before max_window_layers mem_len"),
+    (COUNT, "conv_kernel_size local_num_chunks_before lsh_num_chunks_before mem_len"),
     (COUNT, "num_random_blocks"),
     (COUNT | NULL, "rotary_dim"),
     (OPEN, "clamp_len sample_softmax"),
@@ -152,7 +157,7 @@ OTHERS = (
     (FLAG, "decoder_bias gelu_activation is_decoder mlp_bias norm_bias position_biased_input pre_lnorm"),
     (FLAG, "norm_topk_prob proj_share_all_but_first qkv_bias relative_attention same_length"),
     (FLAG, "scale_attn_by_inverse_layer_idx scale_attn_weights scale_decoder_outputs share_att_key untie_r"),
-    (FLAG, "use_bias use_conv_bias use_lang_emb use_sliding_window"),
+    (FLAG, "use_bias use_conv_bias use_lang_emb use_parallel_residual use_qkv_bias use_sliding_window"),
     (FLAG | NULL, "is_gated_act"),
     (NAME, "afn attention_type classifier_activation classifier_pooling conv_act feed_forward_proj"),
     (NAME, "model_type norm_rel_ebd pooler_act pooler_hidden_act"),
@@ -163,6 +168,16 @@ OTHERS = (
     (POSITIVE | _listed(POSITIVE), "attention_window image_size patch_size"),
     (POSITIVE | _listed(POSITIVE) | NULL, "num_buckets"),
     (LABELS | NULL, "id2label"),
+    (COUNT | NULL, "num_ln_in_parallel_attn"),
+    (POSITIVE | NULL, "ffn_hidden_size num_kv_heads word_embed_proj_dim"),
+    (POSITIVE, "ffn_dim max_seq_len no_rope_layer_interval"),
+    (_listed(SMALL) | NULL, "no_rope_layers"),
+    (POSITIVE_NUMBER | NULL, "logit_scale"),
+    (POSITIVE_NUMBER | NULL, "attn_logit_softcapping final_logit_softcapping"),
+    (COUNT, "max_window_layers"),
+    (FLAG, "alibi bias do_layer_norm_before enable_bias multi_query new_decoder_architecture parallel_attn"),
+    (RATE, "layerdrop"),
+    (OPTIONS | NULL, "attn_config"),
     (REPEATS | NULL, "attention_types"),
     (OPTIONS | NULL, "rope_parameters rope_scaling"),
     (_listed(POSITIVE), "axial_pos_embds_dim axial_pos_shape cutoffs"),

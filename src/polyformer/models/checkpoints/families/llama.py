@@ -8,8 +8,8 @@ token and no other row changes a prediction.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -43,6 +43,23 @@ OPTIONS = options(
     {"max_position_embeddings": 2048, "attention_dropout": 0.0, "initializer_range": 0.02},
     special(None, 1, 2, tied=False),
 )
+
+
+T = TypeVar("T")
+
+
+def without(table: Mapping[str, T], *parts: str) -> dict[str, T]:
+    """Return a table of a related family without the entries whose names contain one of `parts`."""
+    return {name: entry for name, entry in table.items() if not any(part in name for part in parts)}
+
+
+# Gate and inner projection of a feed-forward in one matrix.
+FUSED_GATE = {
+    "layers.{i}.mlp.gate_up_proj": Fused(
+        ("decoder.layers.{i}.feedforward.gate", "decoder.layers.{i}.feedforward.up")
+    ),
+    "layers.{i}.mlp.down_proj": "decoder.layers.{i}.feedforward.down",
+}
 
 
 class LlamaFamily(Family):
@@ -311,14 +328,9 @@ class Phi3(LlamaFamily):
             tuple(f"decoder.layers.{{i}}.attention.{name}" for name in ("query", "key", "value"))
         ),
         "layers.{i}.self_attn.o_proj": "decoder.layers.{i}.attention.output",
-        "layers.{i}.mlp.gate_up_proj": Fused(
-            tuple(f"decoder.layers.{{i}}.feedforward.{name}" for name in ("gate", "up"))
-        ),
-        "layers.{i}.mlp.down_proj": "decoder.layers.{i}.feedforward.down",
+        **FUSED_GATE,
     }
-    tasks: ClassVar = {
-        name: task for name, task in LlamaFamily.tasks.items() if name != "ForQuestionAnswering"
-    }
+    tasks: ClassVar = without(LlamaFamily.tasks, "ForQuestionAnswering")
     sizes = ("phi-3-mini",)
 
     def fits(self, config: ModelConfig) -> bool:

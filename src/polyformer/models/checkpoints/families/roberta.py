@@ -1,6 +1,7 @@
 """RoBERTa and its descendants: BERT's model with positions that begin after the padding id, and other heads.
 
-Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020. ELECTRA, which has their
+Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020;
+CamemBERT: Martin et al. 2020. ELECTRA, which has their
 heads too, consists of a discriminator that detects replaced tokens, and a generator (Clark et al. 2020). Both
 load with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
 
@@ -117,6 +118,19 @@ class XlmRoberta(Roberta):
     # BERT's size of the vocabulary is the default in transformers, though no published model has it
     config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")
+
+
+@register
+class Camembert(Roberta):
+    """RoBERTa for French, with its own vocabulary."""
+
+    model_type = "camembert"
+    class_prefix = "Camembert"
+    paper = "Martin et al. 2020"
+    objective = "masked language modelling of French"
+    claims = False
+    config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
+    sizes: ClassVar = ()
 
 
 PATTERN = "encoder.attention.mechanism.pattern"
