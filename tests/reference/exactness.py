@@ -232,7 +232,8 @@ def falcon(patch: Patch) -> None:
 
 
 TRUNKS = (
-    *("bloom", "cohere2", "exaone4", "falcon", "gemma2", "gpt_neox", "mpt", "opt", "smollm3"),
+    *("bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma2", "gpt_neox", "granite", "mpt"),
+    *("nomic_bert", "opt", "smollm3"),
     *("gemma", "glm4", "mixtral", "olmo3", "phi", "qwen2_moe", "qwen3_moe", "stablelm", "starcoder2"),
 )
 PATCHES: dict[str, Callable[[Patch], None]] = {

@@ -133,12 +133,12 @@ def test_presets_have_the_layers_of_published_configurations():
     assert FAMILIES["modernbert"].config({}, "ForMaskedLM") == model_config("modernbert-base")
 
 
+GROUPS, SIZE = "decoder.attention.num_key_value_heads", "decoder.attention.head_size"
+ENCODER = {"encoder.attention.num_key_value_heads", "encoder.attention.head_size"}
 LEFT_OUT = {
-    "deepseek_v2": {"decoder.attention.num_key_value_heads"},
-    "llama": {"decoder.attention.num_key_value_heads", "decoder.attention.head_size"},
-    "mistral": {"decoder.attention.head_size"},
-    "olmo2": {"decoder.attention.num_key_value_heads"},
-    "phi3": {"decoder.attention.num_key_value_heads"},
+    **{name: {GROUPS} for name in ("cohere", "deepseek_v2", "granite", "olmo2", "olmo3", "phi", "phi3")},
+    **{"cohere2": {GROUPS, SIZE}, "eurobert": ENCODER, "llama": {GROUPS, SIZE}, "mistral": {SIZE}},
+    "nomic_bert": {"encoder.attention.head_size"},
 }
 """Defaults that transformers computes of other options, and we where they are used."""
 

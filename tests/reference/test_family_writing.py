@@ -24,8 +24,18 @@ DECODERS = (
     *("ctrl", "gemma3_text", "gpt2", "gpt_neo", "gpt_oss", "gptj", "llama", "mistral", "olmo2", "openai-gpt"),
     *("deepseek_v2", "deepseek_v3", "phi3", "qwen2", "qwen3"),
 )
-SEQUENCES = ("bart", "bigbird_pegasus", "m2m_100", "t5")
-RIGHT = ("bart", "bigbird_pegasus")  # transformers counts positions from the padding on the left
+AT_NIGHT = (
+    *("bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2", "glm4", "gpt_neox", "granite"),
+    *("mixtral", "mpt", "olmo3", "opt", "phi", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
+"""Decoders of parts that `DECODERS` has too."""
+
+SEQUENCES = (
+    *("bart", "bigbird_pegasus", "m2m_100", "t5"),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("marian", "mbart", "pegasus")),
+)
+# transformers counts positions from the padding on the left
+RIGHT = ("bart", "bigbird_pegasus", "marian", "mbart", "pegasus")
 SPECIAL = {"is_decoder": True, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 0}
 PAD = 0
 
@@ -88,6 +98,11 @@ def up_to_the_end(tokens: Tensor, eos: int | None) -> list[list[int]]:
 
 
 CASES = [(name, config) for name in DECODERS for config in (*TABLE[name].configs, *TABLE[name].trunks)]
+CASES += [
+    pytest.param(name, config, marks=pytest.mark.nightly)
+    for name in AT_NIGHT
+    for config in (*TABLE[name].configs, *TABLE[name].trunks)
+]
 
 
 @torch.no_grad()
@@ -159,7 +174,7 @@ def source(theirs: Any, side: str = "right") -> Inputs:
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_steps_with_a_cache_are_one_pass(name: str, side: str, tmp_path: Path):
     config = TABLE[name].configs[2 if name == "bart" else 0]
-    theirs: Any = shaken(their_model(name, "ForConditionalGeneration", **config))
+    theirs: Any = shaken(their_model(name, language_model(name), **config))
     ours, inputs, ids = loaded(theirs, tmp_path), source(theirs, side), torch.randint(3, 29, (3, 9))
     their_inputs = source(theirs, "right" if name in RIGHT else side)
     whole = theirs(**their_inputs, decoder_input_ids=ids, use_cache=False).logits
@@ -182,7 +197,7 @@ def test_labels_are_shifted_as_theirs(name: str, tmp_path: Path):
     if name == "m2m_100":  # in which padding has no position
         labels[0, 2], labels[1, 1:3], everywhere = 3, 4, labels != -100
     for config in TABLE[name].configs:
-        theirs: Any = shaken(their_model(name, "ForConditionalGeneration", **config))
+        theirs: Any = shaken(their_model(name, language_model(name), **config))
         ours, inputs = loaded(theirs, tmp_path), source(theirs, TABLE[name].sides[0])
         mine, other = ours(**inputs, labels=labels), theirs(**inputs, labels=labels)
         same(mine.logits[everywhere], other.logits[everywhere])
@@ -196,7 +211,7 @@ def test_it_writes_what_theirs_writes(name: str, config: int, tmp_path: Path):
     """The second by beams; M2M-100's translations into a language, whose code comes first."""
     changed = {"bart": {"forced_eos_token_id": None}, "t5": {"num_decoder_layers": 2}}.get(name, {})
     chosen = {**TABLE[name].configs[config], **changed}  # their cache of T5 cannot have more layers
-    theirs: Any = shaken(their_model(name, "ForConditionalGeneration", **chosen), 0.5)
+    theirs: Any = shaken(their_model(name, language_model(name), **chosen), 0.5)
     ours, options = loaded(theirs, tmp_path), {"max_new_tokens": 12, "num_beams": 4 if config == 1 else 1}
     if name == "m2m_100":
         options["forced_bos_token_id"] = 11
@@ -214,7 +229,7 @@ def test_it_writes_what_theirs_writes(name: str, config: int, tmp_path: Path):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", ["t5"])
 def test_attention_weights_of_both_stacks_are_theirs(name: str, tmp_path: Path):
-    theirs: Any = shaken(their_model(name, "ForConditionalGeneration", **TABLE[name].configs[0]))
+    theirs: Any = shaken(their_model(name, language_model(name), **TABLE[name].configs[0]))
     theirs.set_attn_implementation("eager")
     ours = loaded(theirs, tmp_path)
     for side in ("left", "right"):

@@ -263,7 +263,8 @@ class MBart(Bart):
     """BART in pre-norm order for many languages, with a norm at the end of each stack.
 
     Files of translators name their start token. transformers moves the last token of the labels, a language
-    code, to the start of the decoder's inputs; here such inputs are passed as decoder_input_ids.
+    code, to the start of the decoder's inputs; here such inputs are passed as decoder_input_ids. Classes that
+    label texts are refused, since they do so with the text.
     """
 
     model_type = "mbart"
@@ -276,15 +277,21 @@ class MBart(Bart):
     ignored_options = (
         *("bos_token_id", "chunk_size_feed_forward", "forced_eos_token_id"),
         *("is_decoder", "is_encoder_decoder", "use_cache", "normalize_before", "normalize_embedding"),
-        *("add_bias_logits", "add_final_layer_norm", "static_position_embeddings", "extra_pos_embeddings"),
+        *(
+            "add_bias_logits",
+            "classifier_dropout",
+            "add_final_layer_norm",
+            "static_position_embeddings",
+            "extra_pos_embeddings",
+        ),
     )
     key_mapping: ClassVar = {
         **TABLES,
         **stack("encoder", 2, {**ENDS, "layer_norm": ".final_norm"}),
         **stack("decoder", 3, {**ENDS, "layer_norm": ".final_norm"}),
     }
-    num_labels = 2
-    tasks: ClassVar = {name: task for name, task in Bart.tasks.items() if name != "ForCausalLM"}
+    head_dropouts = ()
+    tasks: ClassVar = {name: Bart.tasks[name] for name in ("ForConditionalGeneration", "Model")}
     sizes = ()
 
 

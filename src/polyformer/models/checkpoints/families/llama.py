@@ -139,7 +139,7 @@ class LlamaFamily(Family):
         if self.windows == "all":
             return [FULL if self.window(hub) is None else LOCAL for _ in layers]
         every = hub.get("sliding_window_pattern", self.full_every)
-        return [LOCAL if (layer + 1) % every else FULL for layer in layers]
+        return [LOCAL if every and (layer + 1) % every else FULL for layer in layers]
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the head dimension, rotary positions and windows."""

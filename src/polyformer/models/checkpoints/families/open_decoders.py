@@ -271,7 +271,8 @@ class Mpt(Family):
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the options of attention."""
         mechanism = get_path(tree, "decoder.attention.mechanism") or {}
-        own = {"softmax_scale": mechanism.get("scale"), "attn_pdrop": mechanism.get("dropout")}
+        # transformers takes an integer
+        own = {"softmax_scale": mechanism.get("scale"), "attn_pdrop": mechanism.get("dropout") or 0}
         return {"attn_config": {**ATTENTION_DEFAULTS, **own}}
 
 

@@ -1,7 +1,7 @@
 """RoBERTa and its descendants: BERT's model with positions that begin after the padding id, and other heads.
 
 Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020;
-CamemBERT: Martin et al. 2020. ELECTRA, which has their
+CamemBERT: Martin et al. 2020; MPNet: Song et al. 2020. ELECTRA, which has their
 heads too, consists of a discriminator that detects replaced tokens, and a generator (Clark et al. 2020). Both
 load with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
 
@@ -13,6 +13,7 @@ padding id + 1 in transformers.
 from typing import Any, ClassVar
 
 from polyformer.attention.patterns import Marked, Or, Pattern, PerLayer, Window
+from polyformer.attention.positions import T5BiasConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
     PROBLEM,
@@ -24,7 +25,14 @@ from polyformer.models.checkpoints.config_mapping import (
     set_path,
     with_defaults,
 )
-from polyformer.models.checkpoints.families.bert import OPTIONS, TRUNK, BertFamily, as_decoder
+from polyformer.models.checkpoints.families.bert import (
+    EMBEDDINGS,
+    LAYER,
+    OPTIONS,
+    TRUNK,
+    BertFamily,
+    as_decoder,
+)
 from polyformer.models.checkpoints.families.common import (
     FIRST_TOKEN,
     QUESTION_ANSWERING,
@@ -131,6 +139,54 @@ class Camembert(Roberta):
     claims = False
     config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ()
+
+
+@register
+class MPNet(Roberta):
+    """An encoder with learned positions, and a bias of distances that all layers share (all-mpnet-base-v2).
+
+    transformers counts positions over the ids that are not 1, and has 32 buckets whatever the options say.
+    """
+
+    model_type = "mpnet"
+    class_prefix = "MPNet"
+    paper = "Song et al. 2020"
+    objective = "masked and permuted language modelling"
+    base_model_prefix = "mpnet"
+    template = (
+        model_config("roberta-base")
+        .override("position", T5BiasConfig(absolute=True, offset=2))
+        .override("embedding.type_vocab_size", 0)
+    )
+    config_mapping = with_defaults(
+        OPTIONS,
+        {"vocab_size": 30527, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        *(POSITIONS, "type_vocab_size"),
+    )
+    required: ClassVar = {"pad_token_id": 1, "relative_attention_num_buckets": 32}
+    key_mapping: ClassVar = {
+        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if "types" not in ours},
+        "embeddings.position_embeddings": "encoder.position.absolute.tables.0",
+        "encoder.relative_attention_bias": "encoder.position.table",
+        **layered(
+            "encoder.layer.{i}",
+            "encoder.layers.{i}",
+            {
+                "attention.attn.[q|k|v|o]": "attention.[query|key|value|output]",
+                "attention.LayerNorm": "block.norms.0",
+                **{name: ours for name, ours in LAYER.items() if not name.startswith("attention.")},
+            },
+        ),
+    }
+    head_dropouts = ("hidden_dropout_prob",)
+    tasks: ClassVar = {
+        **{name: task for name, task in Roberta.tasks.items() if name != "ForCausalLM"},
+        "ForMaskedLM": Task(MaskedConfig(), LM_HEAD, (EPS,), tied_keys("mpnet")),
+    }
+    sizes: ClassVar = ()
+
+    def check(self, hub: Tree) -> None:
+        """Raise no error: there are no token types."""
 
 
 PATTERN = "encoder.attention.mechanism.pattern"

@@ -130,7 +130,8 @@ class T5(Family):
         if hub.get("decoder_start_token_id") is None:
             hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
         if hub.get("num_decoder_layers") is None:
-            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", 6))
+            usual = next(option.default for option in self.config_mapping if option.theirs == "num_layers")
+            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", usual))
         return super().config(hub, task, head)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
@@ -188,6 +189,7 @@ class MT5(T5):
         {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "decoder_start_token_id": 0},
     )
     other_options: ClassVar = {**T5.other_options, "feed_forward_proj": "gated-gelu"}
+    ignored_options = (*T5.ignored_options, "bos_token_id")
     sizes = ()
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
