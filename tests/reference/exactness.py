@@ -232,9 +232,9 @@ def falcon(patch: Patch) -> None:
 
 
 TRUNKS = (
-    *("bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma2", "gpt_neox", "granite", "mpt"),
-    *("nomic_bert", "opt", "smollm3"),
-    *("gemma", "glm4", "mixtral", "olmo3", "phi", "qwen2_moe", "qwen3_moe", "stablelm", "starcoder2"),
+    *("bamba", "bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma", "gemma2", "glm4"),
+    *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
+    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 PATCHES: dict[str, Callable[[Patch], None]] = {
     "deberta": deberta,

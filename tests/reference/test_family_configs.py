@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import build_model
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.checkpoints.config_mapping import differences
+from polyformer.models.checkpoints.refused import REFUSED
 from polyformer.models.checkpoints.save import find_family
 from polyformer.models.presets import model_config
 
@@ -155,3 +156,8 @@ def test_defaults_are_theirs():
         del ours["origin"], expected["origin"]
         others = {item.partition(":")[0] for item in differences(ours, expected)}
         assert others == LEFT_OUT.get(name, set()), f"{name}: {task}"
+
+
+def test_refused_families_are_of_transformers_and_not_of_ours():
+    assert {*REFUSED} <= {*transformers.CONFIG_MAPPING.keys()}
+    assert not {*REFUSED} & {*FAMILIES}

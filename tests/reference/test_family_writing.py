@@ -109,15 +109,19 @@ CASES += [
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("name", "config"), CASES)
 def test_weights_chunks_and_texts_are_the_same(name: str, config: dict[str, Any], tmp_path: Path):
-    """Greedy texts and those of beams; GPT's keeps no cache, and reads all of a text for every token."""
-    options = {**config, "attn_implementation": "eager"}
+    """Greedy texts and those of beams; GPT's keeps no cache, and reads all of a text for every token.
+
+    Falcon of transformers adds ALiBi twice where it returns weights.
+    """
+    options = {**config, "attn_implementation": "sdpa" if config.get("alibi") else "eager"}
     if name == "gpt2":
         options["reorder_and_upcast_attn"] = False
     theirs = shaken(their_model(name, language_model(name), **options), 0.8)
     if config.get("sliding_window") == 1:
         theirs.generation_config.use_cache = False  # their cache keeps all keys for a window of 1
     ours = loaded(theirs, tmp_path)
-    verify_attentions(ours, theirs)
+    if not config.get("alibi"):
+        verify_attentions(ours, theirs)
     verify_cache(ours, theirs)
     verify_generation(ours, theirs)
     verify_generation(ours, theirs, num_beams=3)
@@ -135,7 +139,9 @@ def test_descendants_of_bert_write_as_decoders(name: str, task: str, tmp_path: P
 
 @torch.no_grad()
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", ["mamba2", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("bamba", marks=pytest.mark.nightly), "mamba2", "qwen3_5_text", "qwen3_next"]
+)
 def test_recurrent_decoders_write_from_their_state(name: str, tmp_path: Path):
     """transformers' classes return no attention weights of these layers."""
     theirs: Any = shaken(their_model(name, "ForCausalLM", **TABLE[name].configs[0]), 0.6)

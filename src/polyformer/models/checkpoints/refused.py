@@ -10,7 +10,6 @@ NAMES = "a table of its names; the parts exist"
 LAYER_SCALE = "learned factors of what sub-layers add"
 
 REFUSED: dict[str, str] = {
-    "bamba": "Mamba-2 layers with a feed-forward in turn with softmax layers, read from files",
     "beit": f"tables of distances in two dimensions, and {LAYER_SCALE}",
     "bert-generation": "decoders with cross-attention in the classes of encoders",
     "biogpt": NAMES,
