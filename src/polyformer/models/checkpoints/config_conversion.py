@@ -125,11 +125,8 @@ class ConfigConversion(FamilyTables):
 
     def fits(self, config: ModelConfig) -> bool:
         """Return whether a class of the family has the model's stacks."""
-        claimed = self.claims or config.origin is not None
-        return (
-            claimed
-            and type(config) is type(self.template)
-            and any(self._has_stacks(task, config) for task in self.tasks.values())
+        return type(config) is type(self.template) and any(
+            self._has_stacks(task, config) for task in self.tasks.values()
         )
 
     def _has_stacks(self, task: Task, config: ModelConfig) -> bool:

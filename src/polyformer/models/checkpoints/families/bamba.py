@@ -15,7 +15,7 @@ from polyformer.models.presets import model_config
 from polyformer.nn.heads import HeadConfig
 
 SOFTMAX, MIXER = (
-    config.decoder.attention.mechanism.to_dict()
+    config.decoder.attention.mechanism
     for config in (model_config("llama-2-7b"), model_config("mamba-codestral-7b"))
     if config.decoder is not None
 )
@@ -37,10 +37,10 @@ class Bamba(ExpertsFamily):
     model_type = "bamba"
     class_prefix = "Bamba"
     paper = "IBM Research 2024"
-    template = model_config("llama-2-7b")
+    template = model_config("llama-2-7b").override("mechanism", MIXER)
     parts: ClassVar = {
-        "softmax": (SOFTMAX, (option("attention_dropout", 0.0, "dropout"),)),
-        "ssd": (MIXER, MAMBA),
+        "softmax": (SOFTMAX.to_dict(), (option("attention_dropout", 0.0, "dropout"),)),
+        "ssd": (MIXER.to_dict(), MAMBA),
     }
     config_mapping = (
         *with_defaults(

@@ -257,7 +257,7 @@ class NomicBert(RotaryEncoder):
     objective = "masked language modelling, then pairs of texts"
     base_model_prefix = "nomic_bert"
     template = (
-        model_config("bert-base")
+        dataclasses.replace(model_config("bert-base"), head=MaskedConfig(activation="silu"))
         .override("position", RopeConfig(base=1000.0))
         .override("encoder.attention.bias", False)
         .override("encoder.feedforward", GatedConfig())
@@ -312,8 +312,11 @@ class EuroBert(RotaryEncoder):
     objective = "masked language modelling in 15 languages"
     base_model_prefix = "model"
     template = dataclasses.replace(
-        model_config("bert-base"), encoder=model_config("llama-2-7b").decoder
-    ).override("embedding", EmbeddingConfig(tied=False))
+        model_config("bert-base"),
+        encoder=model_config("llama-2-7b").decoder,
+        embedding=EmbeddingConfig(tied=False),
+        head=FIRST_TOKEN.head,
+    )
     config_mapping = (
         *options(
             "encoder",

@@ -94,7 +94,9 @@ class Starcoder2(LlamaFamily):
     model_type = "starcoder2"
     class_prefix = "Starcoder2"
     paper = "Lozhkov et al. 2024"
-    template = LAYER_NORMED.override("decoder.feedforward", DenseConfig())
+    template = LAYER_NORMED.override("decoder.feedforward", DenseConfig()).override(
+        "decoder.attention.bias", True
+    )
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -124,7 +126,8 @@ class Phi(LlamaFamily):
     class_prefix = "Phi"
     paper = "Li et al. 2023"
     template = (
-        LAYER_NORMED.override("block", "parallel")
+        dataclasses.replace(LAYER_NORMED, head=LanguageModelConfig(bias=True))
+        .override("block", "parallel")
         .override("decoder.attention.bias", True)
         .override("decoder.feedforward", DenseConfig())
     )
@@ -209,6 +212,7 @@ class Glm4(LlamaFamily):
         model_config("llama-2-7b")
         .override("decoder.block", SandwichConfig())
         .override("decoder.position.layout", "pairs")
+        .override("decoder.attention.head_size", 128)
     )
     config_mapping = (
         *with_defaults(
@@ -295,7 +299,7 @@ class Granite(LlamaFamily):
     model_type = "granite"
     class_prefix = "Granite"
     paper = "Granite Team 2024"
-    template = model_config("llama-2-7b")
+    template = model_config("llama-2-7b").override("mechanism", SoftmaxConfig(scale=1.0))
     config_mapping = (
         *OPTIONS,
         flag("attention_bias", "decoder.attention.bias"),

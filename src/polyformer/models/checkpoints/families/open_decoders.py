@@ -288,7 +288,7 @@ class Falcon(LlamaFamily):
     class_prefix = "Falcon"
     paper = "Almazrouei et al. 2023"
     base_model_prefix = "transformer"
-    template = DENSE.override("decoder.position", RopeConfig())
+    template = DENSE.override("decoder.position", RopeConfig()).override("num_key_value_heads", 12)
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -353,7 +353,7 @@ class Falcon(LlamaFamily):
             get_path(decoder, f"attention.num_{name}_heads") for name in ("attention", "key_value")
         )
         separate = bool(decoder["block"].get("separate_norms"))
-        new = separate or groups not in (1, heads)
+        new = separate or groups not in (None, 1, heads)
         return {
             **({} if alibi else super().write_other_options(tree)),
             "alibi": alibi,

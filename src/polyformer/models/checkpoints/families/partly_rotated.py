@@ -6,6 +6,8 @@ Cohere 2024; LG AI Research 2025 (EXAONE 4); Bakouch et al. 2025 (SmolLM3).
 import dataclasses
 from typing import ClassVar
 
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Window
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.checkpoints.config_mapping import (
     Tree,
@@ -20,6 +22,13 @@ from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, w
 from polyformer.models.checkpoints.families.qk_norms import Olmo2, of_all_norms
 from polyformer.models.checkpoints.family import register
 from polyformer.models.presets import model_config
+
+COHERE = (
+    model_config("llama-2-7b")
+    .override("decoder.norm", LayerNormConfig(bias=False))
+    .override("block", "parallel")
+    .override("decoder.position.layout", "pairs")
+)
 
 
 class PartlyRotated(LlamaFamily):
@@ -46,12 +55,7 @@ class Cohere2(PartlyRotated):
     model_type = "cohere2"
     class_prefix = "Cohere2"
     paper = "Cohere 2024"
-    template = (
-        model_config("llama-2-7b")
-        .override("decoder.norm", LayerNormConfig(bias=False))
-        .override("block", "parallel")
-        .override("decoder.position.layout", "pairs")
-    )
+    template = COHERE.override("mechanism", SoftmaxConfig(pattern=Window(4095, 0)))
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -87,6 +91,7 @@ class Cohere(Cohere2):
 
     model_type = "cohere"
     class_prefix = "Cohere"
+    template = COHERE
     windows = ""
     other_options: ClassVar = {**LlamaFamily.other_options, "rope_theta": 500_000.0}
 
