@@ -21,6 +21,7 @@ from polyformer.models.checkpoints.families.layers import FULL, LOCAL, period
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, without
 from polyformer.models.checkpoints.families.qk_norms import Olmo2, of_all_norms
 from polyformer.models.checkpoints.family import register
+from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 
 COHERE = (
@@ -146,7 +147,7 @@ class SmolLM3(PartlyRotated):
     model_type = "smollm3"
     class_prefix = "SmolLM3"
     paper = "Bakouch et al. 2025"
-    template = model_config("smollm2-1.7b")
+    template = model_config("smollm2-1.7b").override("decoder.position.rotated", (True, True, True, False))
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -168,6 +169,12 @@ class SmolLM3(PartlyRotated):
         **{"no_rope_layers": None, "no_rope_layer_interval": 4},
     }
     tasks: ClassVar = LlamaFamily.tasks
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Return whether the model fits; with all layers rotated only if it was loaded as a SmolLM3."""
+        # Otherwise it is a Llama, which more libraries read.
+        position = get_path(config.to_dict(), "decoder.position") or {}
+        return super().fits(config) and (config.origin is not None or bool(position.get("rotated")))
 
     def rotated(self, hub: Tree) -> list[bool]:
         """Return whether each layer is rotated."""
