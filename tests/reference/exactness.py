@@ -2,6 +2,7 @@
 computed here in that type, so that float64 is compared with float64."""
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import modeling_rope_utils
 from transformers.loss import loss_utils
+from transformers.models.bloom import modeling_bloom
 from transformers.models.ctrl import modeling_ctrl
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -24,9 +26,12 @@ from transformers.models.llama import modeling_llama
 from transformers.models.longformer import modeling_longformer
 from transformers.models.m2m_100 import modeling_m2m_100
 from transformers.models.mamba2 import modeling_mamba2
+from transformers.models.marian import modeling_marian
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
+from transformers.models.mt5 import modeling_mt5
 from transformers.models.olmo2 import modeling_olmo2
+from transformers.models.pegasus import modeling_pegasus
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
@@ -37,6 +42,7 @@ from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.xlm import modeling_xlm
 
+from polyformer.models.checkpoints import FAMILIES
 from tolerances import Double, with_exact_waves
 
 Patch = pytest.MonkeyPatch
@@ -147,7 +153,8 @@ def t5(patch: Patch) -> None:
         normed = x * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * normed.to(self.weight.dtype)
 
-    patch.setattr(modeling_t5.T5LayerNorm, "forward", forward)
+    for kind in (modeling_t5.T5LayerNorm, modeling_mt5.MT5LayerNorm):
+        patch.setattr(kind, "forward", forward)
 
 
 def in_double(patch: Patch, module: Any, *kinds: Any) -> None:
@@ -180,6 +187,55 @@ def gated_delta(module: Any, kind: str) -> Callable[[Patch], None]:
     return patched
 
 
+def trunk(name: str) -> Callable[[Patch], None]:
+    """Of a family with `name` as its model_type: its whole trunk."""
+
+    def patched(patch: Patch) -> None:
+        module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        patch.setattr(modeling_rope_utils, "torch", Double())
+        gated_delta(module, f"{FAMILIES[name].class_prefix}Model")(patch)
+
+    return patched
+
+
+def bloom(patch: Patch) -> None:
+    trunk("bloom")(patch)
+    patch.setattr(modeling_bloom.BloomGelu, "forward", lambda self, x: F.gelu(x, approximate="tanh"))
+
+
+class Waves(torch.nn.Module):
+    """Sinusoids in float64, sines before cosines, where theirs keeps a table in float32 with the weights."""
+
+    def __init__(self, count: int, width: int, padding: int | None = None):
+        super().__init__()
+        self.width = width
+        self.register_buffer("weight", torch.zeros(count, width), persistent=False)
+
+    def create_weight(self) -> Tensor:
+        return torch.zeros_like(self.weight)
+
+    def forward(self, shape: Any, past: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        positions = torch.arange(past, past + shape[1]) if position_ids is None else position_ids
+        even = torch.arange(0, self.width, 2).double()
+        angles = positions[..., None] * 10000 ** (-even / self.width)
+        return torch.cat([angles.sin(), angles.cos()], -1).to(self.weight.dtype)
+
+
+def waves(module: Any, kind: str) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(module, kind, Waves)
+
+
+def falcon(patch: Patch) -> None:
+    """Without the rounding of ALiBi to bfloat16."""
+    trunk("falcon")(patch)
+    patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
+
+
+TRUNKS = (
+    *("bamba", "bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma", "gemma2", "glm4"),
+    *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
+    *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+)
 PATCHES: dict[str, Callable[[Patch], None]] = {
     "deberta": deberta,
     "deberta-v2": deberta,
@@ -203,7 +259,12 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "qwen3_5_text": gated_delta(modeling_qwen3_5, "Qwen3_5TextModel"),
     "qwen3_next": gated_delta(modeling_qwen3_next, "Qwen3NextModel"),
     "reformer": lambda patch: patch.setattr(modeling_reformer, "AxialPositionEmbeddings", ReformerPositions),
+    "mt5": t5,
     "t5": t5,
+    **{name: trunk(name) for name in TRUNKS},
+    **{"bloom": bloom, "falcon": falcon},
+    "marian": waves(modeling_marian, "MarianSinusoidalPositionalEmbedding"),
+    "pegasus": waves(modeling_pegasus, "PegasusSinusoidalPositionalEmbedding"),
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
 }
 """Replacements in transformers' modules, for one test, by model_type."""

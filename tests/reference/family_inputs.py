@@ -90,7 +90,7 @@ def case(theirs: Any, task: str, side: str, problem: str = "one") -> Case:
     add_types(config, inputs)
     if config.model_type == "longformer":
         inputs["global_attention_mask"] = GLOBAL * mask
-    if config.is_encoder_decoder and task in ("Model", "ForConditionalGeneration"):
+    if config.is_encoder_decoder and task in ("Model", "ForConditionalGeneration", "MTModel"):
         shown = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()
         result.mask = shown.flip(1) if side == "left" else shown
         pad = config.pad_token_id
@@ -107,7 +107,7 @@ def add_labels(result: Case, config: Any, task: str, problem: str) -> None:
     tokens = TOKENS.masked_fill(mask == 0, -100)
     if task.endswith(("ForCausalLM", "LMHeadModel")) and (config.model_type != "xlm" or config.causal):
         result.labels, result.their_labels = labelled(ids, mask, config.model_type in OWN_SHIFT)
-    elif task == "ForConditionalGeneration":
+    elif task in ("ForConditionalGeneration", "MTModel"):
         result.labels = {"labels": GOALS.masked_fill(result.mask == 0, -100)}
     elif task.endswith(("ForMaskedLM", "WithLMHeadModel")):
         result.labels = {"labels": tokens}
@@ -189,7 +189,8 @@ def add_types(config: Any, inputs: Inputs) -> None:
 def positions(theirs: Any, mask: Tensor) -> Inputs | None:
     """Counted from the first real token; RoBERTa's descendants count so themselves."""
     takes = "position_ids" in inspect.signature(theirs.forward).parameters
-    counts_itself = theirs.config.model_type in ("roberta", "xlm-roberta", "longformer", "reformer")
+    counting = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "reformer")
+    counts_itself = theirs.config.model_type in counting
     return {"position_ids": counted(mask)} if takes and not counts_itself else None
 
 

@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import build_model
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.checkpoints.config_mapping import differences
+from polyformer.models.checkpoints.refused import REFUSED
 from polyformer.models.checkpoints.save import find_family
 from polyformer.models.presets import model_config
 
@@ -133,12 +134,12 @@ def test_presets_have_the_layers_of_published_configurations():
     assert FAMILIES["modernbert"].config({}, "ForMaskedLM") == model_config("modernbert-base")
 
 
+GROUPS, SIZE = "decoder.attention.num_key_value_heads", "decoder.attention.head_size"
+ENCODER = {"encoder.attention.num_key_value_heads", "encoder.attention.head_size"}
 LEFT_OUT = {
-    "deepseek_v2": {"decoder.attention.num_key_value_heads"},
-    "llama": {"decoder.attention.num_key_value_heads", "decoder.attention.head_size"},
-    "mistral": {"decoder.attention.head_size"},
-    "olmo2": {"decoder.attention.num_key_value_heads"},
-    "phi3": {"decoder.attention.num_key_value_heads"},
+    **{name: {GROUPS} for name in ("cohere", "deepseek_v2", "granite", "olmo2", "olmo3", "phi", "phi3")},
+    **{"cohere2": {GROUPS, SIZE}, "eurobert": ENCODER, "llama": {GROUPS, SIZE}, "mistral": {SIZE}},
+    "nomic_bert": {"encoder.attention.head_size"},
 }
 """Defaults that transformers computes of other options, and we where they are used."""
 
@@ -155,3 +156,8 @@ def test_defaults_are_theirs():
         del ours["origin"], expected["origin"]
         others = {item.partition(":")[0] for item in differences(ours, expected)}
         assert others == LEFT_OUT.get(name, set()), f"{name}: {task}"
+
+
+def test_refused_families_are_of_transformers_and_not_of_ours():
+    assert {*REFUSED} <= {*transformers.CONFIG_MAPPING.keys()}
+    assert not {*REFUSED} & {*FAMILIES}

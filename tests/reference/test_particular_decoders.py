@@ -18,7 +18,7 @@ from polyformer.attention.positions.rope.context_extension import NtkConfig
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import FAMILIES
-from polyformer.models.checkpoints.families import gpt_neo
+from polyformer.models.checkpoints.families import gpt
 from polyformer.models.checkpoints.load import model_of_tensors
 from polyformer.models.checkpoints.save import find_family
 from polyformer.models.presets import MODELS, model_config
@@ -72,7 +72,7 @@ def test_local_layers_of_gpt_neo_are_local_in_every_backend(backend: str, tmp_pa
 def test_every_number_of_rotated_channels_comes_back():
     for width in (6, 10, 49, 80, 98, 256):
         for rotary_dim in range(2, width + 1, 2):
-            assert int(width * gpt_neo.rotary_fraction(rotary_dim, width)) == rotary_dim
+            assert int(width * gpt.rotary_fraction(rotary_dim, width)) == rotary_dim
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,37 @@ def family_table() -> str:
     return "\n".join(lines)
 
 
+def reach_table() -> str:
+    """Return what each family of public checkpoints is, and by which other ways it is read."""
+    from polyformer.models.checkpoints import FAMILIES
+    from polyformer.models.checkpoints.gguf_config import ARCHITECTURES
+
+    lines = ["| model_type | what | by `attach` | GGUF | heads |", "|---|---|---|---|---|"]
+    for name in sorted(FAMILIES):
+        family = FAMILIES[name]
+        heads = ", ".join(dict.fromkeys(f"`{task.head.kind}`" for task in family.tasks.values()))
+        ways = f"{_attached(family.class_prefix)} | {'yes' if name in ARCHITECTURES else ''}"
+        lines.append(f"| `{name}` | {_cell(sentence(family))} | {ways} | {heads} |")
+    return "\n".join(lines)
+
+
+def refused_table() -> str:
+    """Return the model types of transformers that are refused, with what they would need."""
+    from polyformer.models.checkpoints.refused import REFUSED
+
+    lines = ["| model_type | by `attach` | missing |", "|---|---|---|"]
+    lines += [f"| `{name}` | {_attached(name)} | {missing} |" for name, missing in sorted(REFUSED.items())]
+    return "\n".join(lines)
+
+
+def _attached(name: str) -> str:
+    """Return "yes" if the architecture is tested with our attention; the name of a type or of its classes."""
+    from polyformer.models.attached.architectures import ARCHITECTURES
+
+    plain = re.sub(r"[^a-z0-9]", "", name.removesuffix("_text").lower())
+    return "yes" if any(row.name.lower() == plain for row in ARCHITECTURES) else ""
+
+
 def architecture_table() -> str:
     """Return the architectures of transformers that are tested with polyformer's attention."""
     from polyformer.models.attached.architectures import ARCHITECTURES
@@ -132,6 +164,8 @@ TABLES = {
     "members": member_table,
     "presets": preset_table,
     "families": family_table,
+    "reach": reach_table,
+    "refused": refused_table,
     "architectures": architecture_table,
     "limits": limit_table,
     "sizes": size_table,

@@ -5,7 +5,8 @@
 ALiBi has no parameters. The slopes are a geometric series that starts at 2^(-8/H). If H is not a power of
 two, the remaining heads use every second slope of the series for twice the next lower power of two. A causal
 stack sees only distances of 0 and more. In an encoder the bias is the same on both sides (the symmetric form,
-which the paper leaves open). Press et al. 2022, section 3.
+which the paper leaves open). `slope_scale` multiplies all slopes: Falcon divides them by sqrt(D).
+Press et al. 2022, section 3.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from torch import Tensor
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
 from polyformer.core.host_values import tensor_on
+from polyformer.core.ranges import PositiveFloat
 from polyformer.core.sequence.context import Context
 
 
@@ -25,11 +27,17 @@ from polyformer.core.sequence.context import Context
 class AlibiConfig(PositionConfig):
     """ALiBi: a bias that falls linearly with distance is added to the scores of each head."""
 
+    slope_scale: PositiveFloat = 1.0  # a factor of all slopes
+
     kind: ClassVar[str] = "alibi"
     paper: ClassVar[str] = "Press et al. 2022 (ALiBi), section 3"
 
     def build(self, shape: Shape) -> "Alibi":
-        return Alibi(shape.num_heads)
+        return Alibi(shape.num_heads, self.slope_scale)
+
+    @classmethod
+    def examples(cls) -> tuple["AlibiConfig", ...]:
+        return cls(), cls(slope_scale=0.25)
 
 
 class Alibi(Position):
@@ -38,9 +46,9 @@ class Alibi(Position):
     adds_bias = True
     counts_in_cache = True
 
-    def __init__(self, num_heads: int):
+    def __init__(self, num_heads: int, slope_scale: float = 1.0):
         super().__init__()
-        self.slopes = slopes(num_heads)
+        self.slopes = [slope * slope_scale for slope in slopes(num_heads)]
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
         """Return bias[h, d] = -slope_h |d| for every distance d of the call."""

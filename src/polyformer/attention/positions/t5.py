@@ -4,7 +4,8 @@
 
 Half of the buckets have a single distance each, the other half grow logarithmically up to `max_distance`; all
 farther distances share the last bucket. An encoder has half of the buckets for each side. T5 itself has no
-factor 1 / sqrt(D): its `scale` is 1, an option of the mechanism. Raffel et al. 2020, section 2.1.
+factor 1 / sqrt(D): its `scale` is 1, an option of the mechanism. MPNet has a table of learned positions too.
+Raffel et al. 2020, section 2.1; Song et al. 2020.
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site
+from polyformer.attention.positions.learned import Learned
 from polyformer.core.errors import InputError
+from polyformer.core.ranges import NonNegativeInt
 from polyformer.core.sequence.context import Context
 
 
@@ -26,6 +29,8 @@ class T5BiasConfig(PositionConfig):
 
     num_buckets: int = 32
     max_distance: int = 128  # in tokens; all greater distances share a bucket
+    absolute: bool = False  # whether a table of learned positions is added to the input
+    offset: NonNegativeInt = 0  # first rows of that table, which belong to no position
 
     kind: ClassVar[str] = "t5"
     paper: ClassVar[str] = "Raffel et al. 2020 (T5), section 2.1"
@@ -38,7 +43,11 @@ class T5BiasConfig(PositionConfig):
             raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
 
     def build(self, shape: Shape) -> "T5Bias":
-        return T5Bias(self, shape.num_heads)
+        return T5Bias(self, shape)
+
+    @classmethod
+    def examples(cls) -> tuple["T5BiasConfig", ...]:
+        return cls(), cls(absolute=True, offset=2)
 
 
 class T5Bias(Position):
@@ -47,10 +56,20 @@ class T5Bias(Position):
     adds_bias = True
     counts_in_cache = True
 
-    def __init__(self, config: T5BiasConfig, num_heads: int):
+    embeds_layers = False
+
+    def __init__(self, config: T5BiasConfig, shape: Shape):
         super().__init__()
         self.config, self.farthest = config, config.max_distance
-        self.table = nn.Embedding(config.num_buckets, num_heads)
+        self.table = nn.Embedding(config.num_buckets, shape.num_heads)
+        self.absolute: Learned | None = None
+        if config.absolute:
+            self.absolute = Learned([shape.input_size], shape.max_positions, config.offset)
+            self.max_positions, self.counts_in_cache = shape.max_positions, False
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """Return x plus the learned positions, if there are any."""
+        return x if self.absolute is None else self.absolute.embed(x, pos, layer)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
         """Return bias[h, d] = table[bucket(d), h] for every distance d of the call."""

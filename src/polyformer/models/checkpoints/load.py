@@ -31,6 +31,7 @@ from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
 from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
 from polyformer.models.checkpoints.preprocessor import read_preprocessor
+from polyformer.models.checkpoints.refused import REFUSED
 from polyformer.models.checkpoints.scores import keep_scores
 from polyformer.models.checkpoints.sentence import embedding_head
 from polyformer.models.checkpoints.tensors import open_tensors
@@ -192,8 +193,9 @@ def family_of(hub: Tree) -> Family:
         near = difflib.get_close_matches(str(name)[:50], list(FAMILIES), n=2)
         code = ", and custom code (auto_map) is never run" if hub.get("auto_map") else ""
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        missing = f": it needs {REFUSED[name]}" if isinstance(name, str) and name in REFUSED else ""
         raise InputError(
-            f"config.json: model_type {quote(name)} is not supported{code}; {hint}"
+            f"config.json: model_type {quote(name)} is not supported{missing}{code}; {hint}"
             f"supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[name]

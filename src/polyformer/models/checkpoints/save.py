@@ -59,7 +59,7 @@ def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
     able, reasons = [], []
     for name in FAMILIES:
         family = FAMILIES[name]
-        if not family.fits(config):
+        if not family.claims or not family.fits(config):
             continue
         try:
             able.append((family, *family.hub_config(config)))

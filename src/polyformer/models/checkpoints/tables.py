@@ -72,6 +72,7 @@ class FamilyTables:
 
     # Our side.
     sizes: ClassVar[tuple[str, ...]] = ()  # the presets
+    claims: ClassVar[bool] = True  # False: another family has the same models, and is saved by default
     model: ClassVar[type[Any]] = Transformer  # built from the template's configuration
 
     def __init_subclass__(cls) -> None:

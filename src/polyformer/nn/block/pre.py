@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.ranges import PositiveFloat
 from polyformer.nn.block.base import Block, BlockConfig, SubLayer
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
@@ -23,18 +24,19 @@ class PreNormConfig(BlockConfig):
     model in float16 then keeps them and the residual stream in float32. Not with adaptive depth, a memory,
     quantized weights or other feed-forwards than 'dense' and 'gated': larger values then become the largest
     number of float16. `first_norm`: whether the first sub-layer of the first layer has a norm; ModernBERT
-    normalises the embeddings instead.
+    normalises the embeddings instead. `residual_scale`: a factor of what sub-layers add, as in Granite.
     """
 
     finite: bool = False
     first_norm: bool = True
+    residual_scale: PositiveFloat = 1.0
 
     kind: ClassVar[str] = "pre"
     paper: ClassVar[str] = "Xiong et al. 2020, section 3"
 
     @classmethod
     def examples(cls) -> tuple["PreNormConfig", ...]:
-        return cls(), cls(finite=True), cls(first_norm=False)
+        return cls(), cls(finite=True), cls(first_norm=False), cls(residual_scale=0.5)
 
     @property
     def exceeds_float16(self) -> bool:
@@ -54,7 +56,7 @@ class PreNorm(Block):
 
     def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float, config: PreNormConfig):
         super().__init__(hidden_size, norms, norm, dropout)
-        self.finite = config.finite
+        self.finite, self.residual_scale = config.finite, config.residual_scale
         if not config.first_norm:
             self.norms[0] = nn.Identity()  # not removed: the other norms keep their indices
 
@@ -64,6 +66,7 @@ class PreNorm(Block):
         add = finite_sum if self.finite else torch.add
         for norm, sublayer in zip(self.norms, sublayers):
             y = sublayer(norm(x) if valid is None else normalize(norm, x, valid))
+            y = y if self.residual_scale == 1.0 else y * self.residual_scale
             x = add(x, self.dropout(y) if self.training else y)
         return x
 

@@ -43,10 +43,11 @@ def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets)
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def mean_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the mean over the labels that are not -100, 0 if there is none; logits [..., classes]."""
     check_labels(labels, logits.shape[:-1], logits.shape[-1])
-    total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
+    rows, places = logits.flatten(0, -2), labels.flatten()
+    total = F.cross_entropy(rows, places, reduction="sum", label_smoothing=smoothing)
     return total / (labels != -100).sum().clamp_min(1)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
-from polyformer.core.ranges import Probability
+from polyformer.core.ranges import PositiveFloat, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.problem_types import mean_cross_entropy
 from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
 
@@ -29,6 +30,7 @@ class LanguageModelConfig(VocabularyConfig):
     """Language-model head: logits over the vocabulary for the next token.
 
     `label_smoothing` is the probability mass that is spread evenly over the vocabulary, only in training.
+    `logit_scale` multiplies the logits (Cohere, Granite), and `soft_cap` limits them by tanh (Gemma 2).
     """
 
     label_smoothing: Probability = 0.0
@@ -36,6 +38,8 @@ class LanguageModelConfig(VocabularyConfig):
     frozen_bias: bool = False  # the bias is never trained, as in BART
     scaled: bool = False  # hidden states are divided by sqrt(hidden_size) first, as in T5 if tied
     transform: TransformConfig | None = None  # before the vocabulary, as in a BERT that is a decoder
+    logit_scale: PositiveFloat = 1.0
+    soft_cap: PositiveFloat | None = None
 
     kind: ClassVar[str] = "language_model"
     paper: ClassVar[str] = "Vaswani et al. 2017, section 3.4"
@@ -47,6 +51,7 @@ class LanguageModelConfig(VocabularyConfig):
             cls(),
             cls(label_smoothing=0.1, bias=True, frozen_bias=True, scaled=True),
             cls(bias=True, transform=transform),
+            cls(label_smoothing=0.1, logit_scale=0.5, soft_cap=2.0),
         )
 
     def build(self, shape: HeadShape) -> "LanguageModelHead":
@@ -82,6 +87,7 @@ class VocabularyHead(Head):
 
     supports_vocabulary_parallel = True
     bias: Tensor | None
+    soft_cap: float | None = None
     output = VocabularyOutput()
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
@@ -117,9 +123,16 @@ class VocabularyHead(Head):
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
+            if self.soft_cap is not None:
+                logits = self.capped(self.output.logits(hidden, weight, bias))
+                return mean_cross_entropy(logits, labels, smoothing), lambda: logits
             # The loss is fused with the product, as logits [B, T, V] are the largest tensor of training.
             loss = self.output.loss(hidden, weight, bias, labels, smoothing)
-        return loss, lambda: self.output.logits(hidden, weight, bias)
+        return loss, lambda: self.capped(self.output.logits(hidden, weight, bias))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Return c tanh(logits / c) for a soft cap c."""
+        return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
 
 
 class LanguageModelHead(VocabularyHead):
@@ -140,9 +153,11 @@ class LanguageModelHead(VocabularyHead):
         super().__init__(shape, config.bias, config.label_smoothing, config.frozen_bias)
         self.layer = build_transform(config.transform, shape.hidden_size)
         # A tied table of vectors of length sqrt(E) would give logits sqrt(E) times too large.
-        self.factor = shape.hidden_size**-0.5 if config.scaled else 1.0
+        self.factor = config.logit_scale * (shape.hidden_size**-0.5 if config.scaled else 1.0)
+        self.soft_cap = config.soft_cap
+        self.supports_vocabulary_parallel = config.soft_cap is None
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return h after the optional `transform`, divided by sqrt(E) if `scaled`."""
+        """Return h after the optional `transform`, times the factors of the logits."""
         hidden = self.layer(hidden)
         return hidden * self.factor if self.factor != 1.0 else hidden

@@ -17,7 +17,7 @@ from polyformer.core.host_values import bounds
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig, normalize
-from polyformer.core.ranges import NonNegativeInt, PositiveInt, Probability
+from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
 
@@ -29,6 +29,7 @@ class EmbeddingConfig(Config):
     # Token vectors times sqrt(size), Vaswani et al. 2017, section 3.4. By default the sum of tokens, types
     # and languages is scaled before sinusoids, as their length sqrt(size / 2) would dominate it.
     scaled: bool | None = None
+    multiplier: PositiveFloat = 1.0  # a further factor of token vectors (Granite)
     normed: bool = False  # a norm after the sum, as in BERT
     type_vocab_size: NonNegativeInt = 0  # token types (BERT's segments); 0 for none
     shared: bool = True  # one token table for encoder and decoder
@@ -72,7 +73,7 @@ class Embedding(nn.Module):
     ):
         super().__init__()
         width = config.width(hidden_size)
-        self.factor = math.sqrt(width) if config.scaled else 1.0
+        self.factor = config.multiplier * (math.sqrt(width) if config.scaled else 1.0)
         scales_sum = config.scaled is None and position.adds_sinusoids
         self.sum_factor = math.sqrt(width) if scales_sum else 1.0
         self.types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None

@@ -7,9 +7,10 @@
 paper, GPT-J). Values are not rotated. An `extension` adapts a model trained on short texts to longer texts:
 context_extension.py changes the frequencies, length_extension.py rotates sets of pairs further. RoPE has no
 parameters and costs a few passes over q and k. The angles are computed in float64, once for all layers with
-the same base; ModernBERT has a smaller base in layers with a window. Su et al. 2021, section 3.2; rotation of
-a fraction of the channels as in GPT-J and GPT-NeoX. The temperature of YaRN multiplies the rotated channels,
-as in its authors' code: if `fraction` is below 1, the other channels are not scaled.
+the same base; ModernBERT has a smaller base in layers with a window, and SmolLM3 layers without rotation.
+Su et al. 2021, section 3.2; rotation of a fraction of the channels as in GPT-J and GPT-NeoX. The temperature
+of YaRN multiplies the rotated channels, as in its authors' code: if `fraction` is below 1, the other channels
+are not scaled.
 """
 
 import dataclasses
@@ -63,6 +64,9 @@ class RopeConfig(PositionConfig):
     fraction: PositiveShare = 1.0  # of the channels of each head, rounded down
     base: Base = 10000.0
     bases: tuple[Base, ...] = ()  # bases of the layers in turn, repeated as needed, instead of `base`
+    rotated: tuple[
+        bool, ...
+    ] = ()  # whether the layers in turn are rotated, repeated as needed; by default all
     extension: RopeExtensionConfig | None = None
 
     kind: ClassVar[str] = "rope"
@@ -85,6 +89,7 @@ class RopeConfig(PositionConfig):
         return (
             cls(),
             cls(bases=(500.0, 20.0)),
+            cls(rotated=(True, False)),
             partial,
             *(dataclasses.replace(partial, extension=way) for way in extensions),
         )
@@ -113,7 +118,9 @@ class Rope(Position):
         return isinstance(self.config.extension, LengthExtensionConfig)
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
-        """Return R_i q_i and R_j k_j."""
+        """Return R_i q_i and R_j k_j; q and k in a layer without rotation."""
+        if not self._rotates(site):
+            return q, k
         config = self._of_layer(site)
 
         def cos_sin() -> tuple[Tensor, Tensor]:
@@ -138,16 +145,16 @@ class Rope(Position):
 
     def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
         """Return R_(C - 1 - i) q_i for the queries at positions i >= C, the others as they are."""
-        return self._in_cache(q, site).queries(q, context)
+        return self._in_cache(q, site).queries(q, context) if self._rotates(site) else q
 
     def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
         """Return R_(i - C + 1) k_j of the first tokens j, for a query at position i >= C, and other keys."""
-        return self._in_cache(q, site).keys(q, k, context)
+        return self._in_cache(q, site).keys(q, k, context) if self._rotates(site) else None
 
     def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
         extension = self.config.extension
-        if not isinstance(extension, LengthExtensionConfig):
+        if not isinstance(extension, LengthExtensionConfig) or not self._rotates(site):
             return ()
         if not context.causal or context.shard is not None:
             where = "with context parallelism" if context.causal else "in an encoder"
@@ -177,6 +184,11 @@ class Rope(Position):
         config = self._of_layer(site)
         theta = lambda: frequencies(config, self.width, q.device)  # noqa: E731
         return RotationInCache(self.pairs, theta, self.cache, config)
+
+    def _rotates(self, site: Site) -> bool:
+        """Return whether a layer is rotated."""
+        rotated = self.config.rotated
+        return not rotated or rotated[site.layer % len(rotated)]
 
     def _of_layer(self, site: Site) -> RopeConfig:
         return self.per_layer[site.layer % len(self.per_layer)]

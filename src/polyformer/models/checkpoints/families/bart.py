@@ -1,13 +1,24 @@
-"""BART, a post-norm encoder-decoder with learned positions, and M2M-100. Lewis et al. 2020; Fan et al. 2021.
+"""BART, a post-norm encoder-decoder with learned positions, and its descendants.
+
+Lewis et al. 2020; mBART: Liu et al. 2020; Marian: Junczys-Dowmunt et al. 2018; M2M-100: Fan et al. 2021;
+Pegasus: Zhang et al. 2020; BigBird-Pegasus: Zaheer et al. 2020.
 
 BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
 have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
+
+BigBird-Pegasus has BigBird's encoder, and BART's decoder in pre-norm order. In training, transformers applies
+neither attention dropout in block-sparse attention nor activation dropout in the encoder. Here attention
+dropout applies to both stacks, and activation dropout only to the decoder.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from polyformer.models.checkpoints.config_mapping import Option, option, with_defaults
+from polyformer.attention.positions import SinusoidalConfig
+from polyformer.core.errors import InputError, quote
+from polyformer.models.checkpoints.config_mapping import Option, Tree, flag, option, with_defaults
+from polyformer.models.checkpoints.families.bigbird import BlockSparseFamily
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
 from polyformer.models.checkpoints.values import options
@@ -181,3 +192,165 @@ class M2M100(Bart):
         "Model": MODEL,
     }
     sizes = ("m2m100-418m", "m2m100-1.2b")
+
+
+PEGASUS_ENDS = {"embed_positions": ".position.tables.0", "layernorm_embedding": ".final_norm"}
+ENCODER_ATTENTION = {
+    "self_attn.self.[query|key|value]": "attention.[query|key|value]",
+    "self_attn.output": "attention.output",
+}
+
+
+@register
+class BigBirdPegasus(BlockSparseFamily, Bart):
+    """A summarizer of long texts."""
+
+    model_type = "bigbird_pegasus"
+    class_prefix = "BigBirdPegasus"
+    paper = "Zaheer et al. 2020"
+    objective = "sentences written from the rest of the text, then summaries"
+    template = model_config("bigbird-pegasus-large")
+    config_mapping = (
+        *with_defaults(
+            OPTIONS,
+            {"vocab_size": 96103, "max_position_embeddings": 4096, "activation_function": "gelu_new"}
+            | {"encoder_layers": 16, "decoder_layers": 16, "scale_embedding": True}
+            | {"pad_token_id": 0, "eos_token_id": 1},
+            "activation_dropout",
+        ),
+        option("activation_dropout", 0.0, "decoder.feedforward.inner_dropout"),
+        flag("use_bias", "encoder.attention.bias", "decoder.attention.bias"),
+    )
+    required: ClassVar = {}
+    ignored_options = (
+        *("bos_token_id", "chunk_size_feed_forward", "gradient_checkpointing"),
+        *("is_decoder", "is_encoder_decoder", "use_cache"),
+    )
+    num_labels = 2
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, PEGASUS_ENDS, ENCODER_ATTENTION),
+        **stack("decoder", 3, PEGASUS_ENDS),
+    }
+    tasks: ClassVar = {
+        **Bart.tasks,
+        "ForSequenceClassification": dataclasses.replace(
+            Bart.tasks["ForSequenceClassification"], config_mapping=(option("eos_token_id", 1, "end_token"),)
+        ),
+        "ForCausalLM": dataclasses.replace(
+            Bart.tasks["ForCausalLM"],
+            tied_keys={},
+            trunk={"decoder.embed_tokens": "tokens", **stack("decoder", 2, PEGASUS_ENDS)},
+        ),
+    }
+    sizes = ("bigbird-pegasus-large",)
+
+    def fitted(self, config: ModelConfig, stored: Collection[str]) -> ModelConfig:
+        """Return the configuration of an untied decoder: transformers never ties `ForCausalLM`."""
+        if config.encoder is not None or "lm_head.weight" not in stored:
+            return config
+        embedding = dataclasses.replace(config.embedding, tied=False, shared=False)
+        return dataclasses.replace(config, embedding=embedding)
+
+
+SINUSOIDS = SinusoidalConfig(layout="halves")
+WAVES = ("*coder.embed_tokens.weight", "*coder.version", "*coder.embed_positions.*")
+PADDED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+
+
+@register
+class MBart(Bart):
+    """BART in pre-norm order for many languages, with a norm at the end of each stack.
+
+    Files of translators name their start token. transformers moves the last token of the labels, a language
+    code, to the start of the decoder's inputs; here such inputs are passed as decoder_input_ids. Classes that
+    label texts are refused, since they do so with the text.
+    """
+
+    model_type = "mbart"
+    class_prefix = "MBart"
+    paper = "Liu et al. 2020"
+    objective = "denoising in 25 languages, then translation"
+    template = model_config("bart-large").override("block", "pre")
+    config_mapping = with_defaults(OPTIONS, {"decoder_start_token_id": None})
+    required: ClassVar = {}
+    ignored_options = (
+        *("bos_token_id", "chunk_size_feed_forward", "forced_eos_token_id"),
+        *("is_decoder", "is_encoder_decoder", "use_cache", "normalize_before", "normalize_embedding"),
+        *(
+            "add_bias_logits",
+            "classifier_dropout",
+            "add_final_layer_norm",
+            "static_position_embeddings",
+            "extra_pos_embeddings",
+        ),
+    )
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, {**ENDS, "layer_norm": ".final_norm"}),
+        **stack("decoder", 3, {**ENDS, "layer_norm": ".final_norm"}),
+    }
+    head_dropouts = ()
+    tasks: ClassVar = {name: Bart.tasks[name] for name in ("ForConditionalGeneration", "Model")}
+    sizes = ()
+
+
+@register
+class Marian(Bart):
+    """A translator of one pair of languages with sinusoids and one vocabulary, as the models of OPUS-MT."""
+
+    model_type = "marian"
+    class_prefix = "Marian"
+    paper = "Junczys-Dowmunt et al. 2018"
+    objective = "translation"
+    template = model_config("bart-large").override("position", SINUSOIDS).override("embedding.normed", False)
+    config_mapping = with_defaults(
+        OPTIONS,
+        {"vocab_size": 58101, "pad_token_id": 58100, "eos_token_id": 0, "decoder_start_token_id": 58100},
+    )
+    required: ClassVar = {
+        "share_encoder_decoder_embeddings": True,
+        **{"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
+    }
+    other_options: ClassVar = {"decoder_vocab_size": None}
+    ignored_options = (*Bart.ignored_options, "static_position_embeddings", "extra_pos_embeddings")
+    key_mapping: ClassVar = {**TABLES, **stack("encoder", 2, {}), **stack("decoder", 3, {})}
+    ignored_keys = WAVES
+    tasks: ClassVar = {"MTModel": Bart.tasks["ForConditionalGeneration"], "Model": MODEL}
+    sizes = ()
+
+    def check(self, hub: Tree) -> None:
+        """Raise `InputError` for another vocabulary of the decoder."""
+        own, other = hub["vocab_size"], hub["decoder_vocab_size"]
+        if other not in (None, own):
+            raise InputError(
+                f"config.json: decoder_vocab_size is {quote(other)}, expected vocab_size {own}; "
+                "a decoder with a vocabulary of its own is not there"
+            )
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the vocabulary of the decoder, which is the encoder's."""
+        return {"decoder_vocab_size": tree["vocab_size"]}
+
+
+@register
+class Pegasus(Bart):
+    """A summarizer: BART's layers in pre-norm order with sinusoids."""
+
+    model_type = "pegasus"
+    class_prefix = "Pegasus"
+    paper = "Zhang et al. 2020"
+    objective = "sentences written from the rest of the text, then summaries"
+    template = Marian.template.override("block", "pre")
+    config_mapping = with_defaults(OPTIONS, PADDED)
+    required: ClassVar = {}
+    ignored_options = (*MBart.ignored_options, "length_penalty", "num_beams", "max_length")
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, {"layer_norm": ".final_norm"}),
+        **stack("decoder", 3, {"layer_norm": ".final_norm"}),
+    }
+    ignored_keys = WAVES
+    head_dropouts = ()
+    tasks: ClassVar = {name: Bart.tasks[name] for name in ("ForConditionalGeneration", "Model")}
+    sizes = ()

@@ -7,7 +7,7 @@ from polyformer.attention.positions import LearnedConfig
 from polyformer.models.architectures import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.checkpoints.config_mapping import Tree, option
 from polyformer.models.checkpoints.families.gpt import BUFFERS, LAYER, SCALE
-from polyformer.models.checkpoints.families.layer_scales import divide_by_layer, write_scales
+from polyformer.models.checkpoints.families.layers import divide_by_layer, write_scales
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import layered
 from polyformer.models.checkpoints.values import options

@@ -15,14 +15,6 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import Tree, flag, option, with_defaults
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
-from polyformer.models.checkpoints.families.window_layers import (
-    FULL,
-    KINDS,
-    LOCAL,
-    check_kinds,
-    get_windows,
-    set_windows,
-)
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Converter
 from polyformer.models.presets import model_config
@@ -93,6 +85,8 @@ class GptOss(LlamaFamily):
         flag("attention_bias", "decoder.attention.bias", default=True),
     )
     required: ClassVar = {"swiglu_alpha": 1.702, "output_router_logits": False}
+    windows = "layers"
+    full_every = 2
     other_options: ClassVar[dict[str, Any]] = {
         **{**LlamaFamily.other_options, "rope_theta": 150000.0, "rope_parameters": YARN},
         **{"head_dim": 64, "sliding_window": 128, "layer_types": None},
@@ -110,33 +104,10 @@ class GptOss(LlamaFamily):
     }
 
     def check(self, hub: Tree) -> None:
-        """Raise `InputError` for quantized weights, unknown kinds of layers, and windows without a size."""
+        """Raise `InputError` for quantized weights too."""
         super().check(hub)
         if hub.get("quantization_config"):
             raise InputError(
                 f"config.json: quantization_config is {quote(hub['quantization_config'])}, expected none; "
                 "load the model by transformers with dequantize=True, and save it"
             )
-        check_kinds("layer_types", _kinds(hub), KINDS, "num_hidden_layers", hub)
-        if LOCAL in _kinds(hub) and hub["sliding_window"] is None:
-            raise InputError(f"config.json: sliding_window is None; expected 1 or more for {LOCAL}")
-
-    def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the window of every layer too."""
-        super().read_other_options(tree, {**hub, "rope_parameters": hub["rope_parameters"] or YARN})
-        set_windows(tree, [hub["sliding_window"] if kind == LOCAL else None for kind in _kinds(hub)])
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the kinds of all layers and their window too."""
-        windows = get_windows(tree) or []
-        return {
-            **super().write_other_options(tree),
-            "layer_types": [FULL if window is None else LOCAL for window in windows],
-            "sliding_window": next(filter(None, windows), None),
-        }
-
-
-def _kinds(hub: Tree) -> list[str]:
-    """Return the kind of each layer: from the list, or windows in the first of each pair of layers."""
-    kinds = hub["layer_types"]
-    return [(LOCAL, FULL)[i % 2] for i in range(hub["num_hidden_layers"])] if kinds is None else kinds

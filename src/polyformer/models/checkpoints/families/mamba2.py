@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import Tree, option
 from polyformer.models.checkpoints.families.common import LAST_TOKEN
 from polyformer.models.checkpoints.family import Family, Task, register
-from polyformer.models.checkpoints.key_mapping import Interleaved, Taps
+from polyformer.models.checkpoints.key_mapping import Converter, Interleaved, Taps
 from polyformer.models.checkpoints.values import options, special
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
@@ -31,16 +31,21 @@ INFINITY = {"__float__": "Infinity"}
 
 def channels(config: ModelConfig) -> tuple[int, int]:
     """Return the channels of values, and of keys or queries, of a layer."""
-    assert config.decoder is not None
-    heads = config.decoder.attention.mechanism.to_dict()["heads"]
+    heads = mixer(config)["heads"]
     return heads["value_heads"] * heads["value_size"], heads["key_heads"] * heads["key_size"]
+
+
+def mixer(config: ModelConfig) -> Tree:
+    """Return the options of the first state space layer of a model."""
+    assert config.decoder is not None
+    parts = map(config.decoder.attention.mechanism.for_layer, range(config.decoder.num_hidden_layers))
+    return next(part.to_dict() for part in parts if part.kind == "ssd")
 
 
 def projected(config: ModelConfig) -> tuple[int, Sequence[int]]:
     """Return the rows of z, x, B, C and dt in their matrix, in one group."""
-    assert config.decoder is not None
     values, keys = channels(config)
-    return 1, (values, values, keys, keys, config.decoder.attention.num_attention_heads)
+    return 1, (values, values, keys, keys, mixer(config)["heads"]["value_heads"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,19 @@ class ReversedTaps(Taps):
         """Reverse the order of C, B and x."""
         theirs = super().join(ours) if ours[0].dim() == 2 else ours[0]
         return torch.cat(theirs.split(self.sizes[::-1])[::-1])
+
+
+def mixer_keys(theirs: str) -> dict[str, str | Converter]:
+    """Return the tensors of a state space layer with the path `theirs` in files."""
+    inputs = tuple(f"{LAYER}.{name}" for name in ("output_gate", "value", "key", "query", "gate"))
+    return {
+        f"{theirs}.in_proj": Interleaved(inputs, projected),
+        f"{theirs}.out_proj": f"{LAYER}.output",
+        f"{theirs}.norm": f"{LAYER}.mechanism.norm",
+        f"{theirs}.conv1d.weight": ReversedTaps((f"{LAYER}.mechanism.taps",)),
+        f"{theirs}.conv1d.bias": ReversedTaps((f"{LAYER}.mechanism.taps_bias",)),
+        f"{theirs}.[A_log|dt_bias|D]": f"{LAYER}.mechanism.[log_rate|bias|residual]",
+    }
 
 
 @register
@@ -99,14 +117,7 @@ class Mamba2(Family):
     key_mapping: ClassVar = {
         "embeddings": "tokens",
         "layers.{i}.norm": "decoder.layers.{i}.block.norms.0",
-        "layers.{i}.mixer.in_proj": Interleaved(
-            tuple(f"{LAYER}.{name}" for name in ("output_gate", "value", "key", "query", "gate")), projected
-        ),
-        "layers.{i}.mixer.out_proj": f"{LAYER}.output",
-        "layers.{i}.mixer.norm": f"{LAYER}.mechanism.norm",
-        "layers.{i}.mixer.conv1d.weight": ReversedTaps((f"{LAYER}.mechanism.taps",)),
-        "layers.{i}.mixer.conv1d.bias": ReversedTaps((f"{LAYER}.mechanism.taps_bias",)),
-        "layers.{i}.mixer.[A_log|dt_bias|D]": f"{LAYER}.mechanism.[log_rate|bias|residual]",
+        **mixer_keys("layers.{i}.mixer"),
         "norm_f": "decoder.final_norm",
     }
     tasks: ClassVar = {
@@ -136,21 +147,27 @@ class Mamba2(Family):
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the limits of the step."""
-        low, high = _limits(hub["time_step_limit"])
-        tree["decoder"]["attention"]["mechanism"] |= {
-            "min_step": low,
-            "max_step": None if math.isinf(high) else high,
-        }
+        tree["decoder"]["attention"]["mechanism"] |= step_limits(hub)
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the inner width as a multiple of the width, and the limits of the step."""
         attention = tree["decoder"]["attention"]
         mechanism = attention["mechanism"]
         inner = attention["num_attention_heads"] * (attention["head_size"] or 0)
-        low, high = mechanism.get("min_step") or 0.0, mechanism.get("max_step")
-        # JSON has no infinity: a missing range has no limits.
-        limit = {"time_step_limit": [low, math.inf if high is None else high]} if low or high else {}
-        return {"expand": inner // tree["hidden_size"], **limit}
+        return {"expand": inner // tree["hidden_size"], **write_limits(mechanism)}
+
+
+def step_limits(hub: Tree) -> Tree:
+    """Return our limits of the step."""
+    low, high = _limits(hub["time_step_limit"])
+    return {"min_step": low, "max_step": None if math.isinf(high) else high}
+
+
+def write_limits(mechanism: Tree) -> Tree:
+    """Return their limits of the step, if there are any."""
+    low, high = mechanism.get("min_step") or 0.0, mechanism.get("max_step")
+    # JSON has no infinity: a missing range has no limits.
+    return {"time_step_limit": [low, math.inf if high is None else high]} if low or high else {}
 
 
 def _limits(limit: Any) -> tuple[float, float]:

@@ -13,14 +13,16 @@ from polyformer.models.checkpoints.config_mapping import (
     option,
 )
 from polyformer.models.checkpoints.families.common import FIRST_TOKEN
-from polyformer.models.checkpoints.families.layer_bases import read_base, set_bases, write_bases
-from polyformer.models.checkpoints.families.window_layers import (
+from polyformer.models.checkpoints.families.layers import (
     FULL,
     KINDS,
     LOCAL,
     check_kinds,
     get_patterns,
+    read_base,
+    set_bases,
     set_patterns,
+    write_bases,
 )
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused, layered

@@ -8,16 +8,11 @@ from typing import Any, ClassVar
 
 from polyformer.models.checkpoints.config_mapping import Option, Tree, flag, get_path, with_defaults
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
-from polyformer.models.checkpoints.families.layer_bases import read_base, set_bases, write_bases
-from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, Qwen2
-from polyformer.models.checkpoints.families.window_layers import (
+from polyformer.models.checkpoints.families.layers import (
     FULL,
-    KINDS,
     LOCAL,
-    check_kinds,
-    get_windows,
-    set_windows,
 )
+from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, Qwen2
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
@@ -108,6 +103,7 @@ class Gemma3Text(LlamaFamily):
         "final_logit_softcapping": None,
         "use_bidirectional_attention": False,
     }
+    windows = "layers"
     thetas: ClassVar = {FULL: ("rope_theta", 1_000_000.0), LOCAL: ("rope_local_base_freq", 10_000.0)}
     other_options: ClassVar[dict[str, Any]] = {
         **{"head_dim": 256, "query_pre_attn_scalar": 256, "rope_parameters": None, "rope_scaling": None},
@@ -128,38 +124,13 @@ class Gemma3Text(LlamaFamily):
     }
     sizes = ("gemma-3-1b",)
 
-    def check(self, hub: Tree) -> None:
-        """Raise `InputError` for other kinds of layers, a wrong number, and extended rotary positions."""
-        check_kinds("layer_types", _kinds(hub), KINDS, "num_hidden_layers", hub)
-        for kind in KINDS:
-            read_base(hub, kind, self.thetas)
-
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the scale, and the window and the base of every layer."""
-        attention, kinds = tree["decoder"]["attention"], _kinds(hub)
-        attention["head_size"] = hub["head_dim"]
-        attention["mechanism"]["scale"] = hub["query_pre_attn_scalar"] ** -0.5
-        set_windows(tree, [hub["sliding_window"] if kind == LOCAL else None for kind in kinds])
-        set_bases(tree["decoder"]["position"], hub, kinds, self.thetas)
+        """Set the scale too."""
+        super().read_other_options(tree, hub)
+        tree["decoder"]["attention"]["mechanism"]["scale"] = hub["query_pre_attn_scalar"] ** -0.5
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """Return the scale, and the window and the base of every layer."""
-        windows = get_windows(tree) or []
-        kinds = [FULL if window is None else LOCAL for window in windows]
-        ropes = write_bases(get_path(tree, "decoder.position") or {}, kinds)
+        """Return the scale too."""
         scale = get_path(tree, "decoder.attention.mechanism.scale")
-        return {
-            **super().write_other_options(tree),
-            **ropes,
-            "query_pre_attn_scalar": 256 if scale is None else round(scale**-2),
-            "layer_types": kinds,
-            "sliding_window": next(filter(None, windows), 4096),
-        }
-
-
-def _kinds(hub: Tree) -> list[str]:
-    """Return the kind of each layer: from transformers' list, or from the period of older files."""
-    if hub["layer_types"] is not None:
-        return hub["layer_types"]
-    every = hub["sliding_window_pattern"]
-    return [LOCAL if (layer + 1) % every else FULL for layer in range(hub["num_hidden_layers"])]
+        number = self.other_options["query_pre_attn_scalar"] if scale is None else round(scale**-2)
+        return {**super().write_other_options(tree), "query_pre_attn_scalar": number}

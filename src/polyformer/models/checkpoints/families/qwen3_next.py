@@ -5,7 +5,6 @@ matrix, interleaved by key heads, and both gates of the state in another; Qwen3.
 Tensors of multi-token prediction (`mtp`) are kept and not computed.
 """
 
-import copy
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -17,27 +16,31 @@ from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.checkpoints.config_mapping import (
     Option,
     Tree,
-    choice,
     option,
-    read_options,
     with_defaults,
-    write_options,
 )
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
-from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
-from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
-from polyformer.models.checkpoints.families.window_layers import (
+from polyformer.models.checkpoints.families.experts import (
+    ALL_SPARSE,
+    DENSE,
+    EXPERT_KEYS,
+    EXPERTS,
+    SHARED_KEYS,
+    ExpertsFamily,
+)
+from polyformer.models.checkpoints.families.layers import (
     FULL,
     check_kinds,
     in_turn,
     of_layers,
 )
+from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
+from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Interleaved, Part, Taps
 from polyformer.models.checkpoints.rope_options import read_rope, write_rope
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
-from polyformer.nn.feedforward import ExpertsConfig, GatedConfig
 
 LINEAR = "linear_attention"
 DELTA = (
@@ -48,21 +51,6 @@ DELTA = (
     option("linear_value_head_dim", 128, "heads.value_size"),
     option("rms_norm_eps", 1e-6, "norm_eps"),
 )
-SPARSE = (
-    option("num_experts", 512, "experts"),
-    option("num_experts_per_tok", 10, "top_k"),
-    choice("norm_topk_prob", True, {True: "chosen", False: "all"}, "gates"),
-    option("moe_intermediate_size", 512, "expert.intermediate_size"),
-    option("shared_expert_intermediate_size", 512, "shared_expert.intermediate_size"),
-    option("router_aux_loss_coef", 0.001, "balance"),
-)
-EXPERTS = ExpertsConfig(
-    experts=256,
-    top_k=8,
-    expert=GatedConfig(intermediate_size=512),
-    shared_expert=GatedConfig(intermediate_size=512),
-    shared_expert_gate=True,
-)
 PARTS: dict[str, tuple[dict[str, Any], tuple[Option, ...]]] = {
     "softmax": (SoftmaxConfig().to_dict(), (option("attention_dropout", 0.0, "dropout"),)),
     "gated_delta": (
@@ -71,13 +59,12 @@ PARTS: dict[str, tuple[dict[str, Any], tuple[Option, ...]]] = {
         ).to_dict(),
         DELTA,
     ),
-    "gated": (GatedConfig().to_dict(), (option("intermediate_size", 5632, "intermediate_size"),)),
-    "experts": (EXPERTS.to_dict(), SPARSE),
+    "gated": DENSE,
+    "experts": (EXPERTS.to_dict(), ALL_SPARSE),
 }
 """The mechanisms and feed-forwards of layers: a template, and its options."""
 
 LAYER = "decoder.layers.{i}.attention"
-FEEDFORWARD = "decoder.layers.{i}.feedforward"
 
 
 def heads_of(config: ModelConfig) -> RecurrentHeadsConfig:
@@ -114,7 +101,7 @@ def gated_queries(config: ModelConfig) -> tuple[int, Sequence[int]]:
 
 
 @register
-class Qwen3Next(LlamaFamily):
+class Qwen3Next(ExpertsFamily):
     """A decoder with linear layers and a softmax layer in turn, and experts with a gated shared expert."""
 
     model_type = "qwen3_next"
@@ -145,6 +132,7 @@ class Qwen3Next(LlamaFamily):
         **{"head_dim": 256, "partial_rotary_factor": 0.25, "layer_types": None, "full_attention_interval": 4},
         **{"mlp_only_layers": None, "decoder_sparse_step": 1},
     }
+    parts = PARTS
     rope_of_images: ClassVar[tuple[str, ...]] = ()  # rotary options without effect on texts
     key_mapping: ClassVar = {
         **{key: ours for key, ours in LlamaFamily.key_mapping.items() if "self_attn" not in key},
@@ -158,10 +146,8 @@ class Qwen3Next(LlamaFamily):
         "layers.{i}.linear_attn.conv1d.weight": Taps((f"{LAYER}.mechanism.taps",)),
         "layers.{i}.linear_attn.[A_log|dt_bias|norm]": f"{LAYER}.mechanism.[log_rate|bias|norm]",
         "layers.{i}.linear_attn.out_proj": f"{LAYER}.output",
-        "layers.{i}.mlp.gate": f"{FEEDFORWARD}.router",
-        "layers.{i}.mlp.experts.{e}.[gate|up|down]_proj": f"{FEEDFORWARD}.experts.{{e}}.[gate|up|down]",
-        "layers.{i}.mlp.shared_expert.[gate|up|down]_proj": f"{FEEDFORWARD}.shared_expert.[gate|up|down]",
-        "layers.{i}.mlp.shared_expert_gate": f"{FEEDFORWARD}.shared_expert_gate",
+        **EXPERT_KEYS,
+        **SHARED_KEYS,
     }
     tasks: ClassVar = {
         **LlamaFamily.tasks,
@@ -181,21 +167,12 @@ class Qwen3Next(LlamaFamily):
         mechanism = config.decoder.attention.mechanism.for_layer(int(layer[1]))
         return (layer[2] == "linear") == (mechanism.kind == "gated_delta")
 
-    def sparse(self, hub: Tree) -> list[bool]:
-        """Return whether each layer has experts."""
-        dense, every = hub["mlp_only_layers"] or (), hub["decoder_sparse_step"]
-        return [
-            i not in dense and hub["num_experts"] > 0 and (i + 1) % every == 0
-            for i in range(hub["num_hidden_layers"])
-        ]
-
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the mechanism and the feed-forward of every layer, and partly rotated heads."""
         decoder = tree["decoder"]
-        mechanisms = [self._part("softmax" if kind == FULL else "gated_delta", hub) for kind in _kinds(hub)]
+        mechanisms = [self.part("softmax" if kind == FULL else "gated_delta", hub) for kind in _kinds(hub)]
         decoder["attention"] |= {"head_size": hub["head_dim"], "mechanism": in_turn("mechanisms", mechanisms)}
-        feedforwards = [self._part("experts" if chosen else "gated", hub) for chosen in self.sparse(hub)]
-        decoder["feedforward"] = in_turn("feedforwards", feedforwards)
+        decoder["feedforward"] = self.feedforward(hub)
         rope = dict(hub["rope_scaling"] or hub["rope_parameters"] or {})
         for name in self.rope_of_images:
             rope.pop(name, None)
@@ -213,20 +190,9 @@ class Qwen3Next(LlamaFamily):
         hub: Tree = {
             "head_dim": decoder["attention"]["head_size"],
             "layer_types": [LINEAR if part["kind"] == "gated_delta" else FULL for part in mechanisms],
-            "mlp_only_layers": [i for i, part in enumerate(feedforwards) if part["kind"] != "experts"],
             "rope_parameters": {**rope, "partial_rotary_factor": position.get("fraction", 1.0)},
         }
-        for part in (*mechanisms, *feedforwards):
-            _, mapping = PARTS.get(part["kind"], ({}, ()))
-            hub |= write_options(mapping, part)
-        return {name: value for name, value in hub.items() if name in self.other_options}
-
-    def _part(self, kind: str, hub: Tree) -> Tree:
-        """Return a mechanism or a feed-forward with the family's options in a file."""
-        template, mapping = PARTS[kind]
-        tree = copy.deepcopy(template)
-        read_options(tuple(option for option in mapping if option.theirs in self.other_options), hub, tree)
-        return tree
+        return {**hub, **self.write_parts(feedforwards, mechanisms)}
 
 
 @register
@@ -248,7 +214,12 @@ class Qwen35(Qwen3Next):
         **{
             name: value
             for name, value in Qwen3Next.other_options.items()
-            if name not in ("mlp_only_layers", "decoder_sparse_step", *(option.theirs for option in SPARSE))
+            if name
+            not in (
+                "mlp_only_layers",
+                "decoder_sparse_step",
+                *(option.theirs for option in ALL_SPARSE),
+            )
         },
         "intermediate_size": 12288,
     }
@@ -286,7 +257,7 @@ class Qwen35Moe(Qwen35):
     required: ClassVar = Qwen3Next.required
     other_options: ClassVar = {
         **{name: value for name, value in Qwen35.other_options.items() if name != "intermediate_size"},
-        **{option.theirs: option.default for option in SPARSE if option.theirs != "norm_topk_prob"},
+        **{option.theirs: option.default for option in ALL_SPARSE if option.theirs != "norm_topk_prob"},
         **{"num_experts": 256, "num_experts_per_tok": 8},
     }
     tasks: ClassVar = {name: Qwen35.tasks[name] for name in ("ForCausalLM", "TextModel")}

@@ -1,6 +1,9 @@
 """RoBERTa and its descendants: BERT's model with positions that begin after the padding id, and other heads.
 
-Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020.
+Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020;
+CamemBERT: Martin et al. 2020; MPNet: Song et al. 2020. ELECTRA, which has their
+heads too, consists of a discriminator that detects replaced tokens, and a generator (Clark et al. 2020). Both
+load with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
 
 transformers counts positions over the ids that are not padding, and we over the tokens that are real: pass
 the attention_mask if there is padding, and both are equal. `position_ids` count from 0 here, and from the
@@ -10,17 +13,28 @@ padding id + 1 in transformers.
 from typing import Any, ClassVar
 
 from polyformer.attention.patterns import Marked, Or, Pattern, PerLayer, Window
+from polyformer.attention.positions import T5BiasConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
     PROBLEM,
     Tree,
+    activation,
+    check_required,
     get_path,
     option,
     set_path,
     with_defaults,
 )
-from polyformer.models.checkpoints.families.bert import OPTIONS, TRUNK, BertFamily, as_decoder
+from polyformer.models.checkpoints.families.bert import (
+    EMBEDDINGS,
+    LAYER,
+    OPTIONS,
+    TRUNK,
+    BertFamily,
+    as_decoder,
+)
 from polyformer.models.checkpoints.families.common import (
+    FIRST_TOKEN,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
     as_pooled,
@@ -30,7 +44,7 @@ from polyformer.models.checkpoints.families.common import (
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import layered
 from polyformer.models.presets import model_config
-from polyformer.nn.heads import ClassifyConfig, MaskedConfig, SpanConfig
+from polyformer.nn.heads import ClassifyConfig, DetectConfig, MaskedConfig, SpanConfig
 
 LM_HEAD = {
     "lm_head.dense": "head.dense",
@@ -112,6 +126,67 @@ class XlmRoberta(Roberta):
     # BERT's size of the vocabulary is the default in transformers, though no published model has it
     config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")
+
+
+@register
+class Camembert(Roberta):
+    """RoBERTa for French, with its own vocabulary."""
+
+    model_type = "camembert"
+    class_prefix = "Camembert"
+    paper = "Martin et al. 2020"
+    objective = "masked language modelling of French"
+    claims = False
+    config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
+    sizes: ClassVar = ()
+
+
+@register
+class MPNet(Roberta):
+    """An encoder with learned positions, and a bias of distances that all layers share (all-mpnet-base-v2).
+
+    transformers counts positions over the ids that are not 1, and has 32 buckets whatever the options say.
+    """
+
+    model_type = "mpnet"
+    class_prefix = "MPNet"
+    paper = "Song et al. 2020"
+    objective = "masked and permuted language modelling"
+    base_model_prefix = "mpnet"
+    template = (
+        model_config("roberta-base")
+        .override("position", T5BiasConfig(absolute=True, offset=2))
+        .override("embedding.type_vocab_size", 0)
+    )
+    config_mapping = with_defaults(
+        OPTIONS,
+        {"vocab_size": 30527, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        *(POSITIONS, "type_vocab_size"),
+    )
+    required: ClassVar = {"pad_token_id": 1, "relative_attention_num_buckets": 32}
+    key_mapping: ClassVar = {
+        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if "types" not in ours},
+        "embeddings.position_embeddings": "encoder.position.absolute.tables.0",
+        "encoder.relative_attention_bias": "encoder.position.table",
+        **layered(
+            "encoder.layer.{i}",
+            "encoder.layers.{i}",
+            {
+                "attention.attn.[q|k|v|o]": "attention.[query|key|value|output]",
+                "attention.LayerNorm": "block.norms.0",
+                **{name: ours for name, ours in LAYER.items() if not name.startswith("attention.")},
+            },
+        ),
+    }
+    head_dropouts = ("hidden_dropout_prob",)
+    tasks: ClassVar = {
+        **{name: task for name, task in Roberta.tasks.items() if name != "ForCausalLM"},
+        "ForMaskedLM": Task(MaskedConfig(), LM_HEAD, (EPS,), tied_keys("mpnet")),
+    }
+    sizes: ClassVar = ()
+
+    def check(self, hub: Tree) -> None:
+        """Raise no error: there are no token types."""
 
 
 PATTERN = "encoder.attention.mechanism.pattern"
@@ -198,3 +273,62 @@ def _first(tree: Tree) -> int:
     """Return the row of the first position."""
     pad = get_path(tree, "special.pad")
     return 0 if pad is None else pad + 1
+
+
+GENERATOR = {
+    "generator_predictions.[dense|LayerNorm]": "head.[dense|norm]",
+    "generator_lm_head": "head",
+}
+DISCRIMINATOR = {"discriminator_predictions.[dense|dense_prediction]": "head.[dense|output]"}
+# The supported options of multiple choice.
+SUMMARY = {"summary_type": "first", "summary_use_proj": True}
+
+COPIES = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
+
+
+@register
+class Electra(BertFamily):
+    """An encoder with a matrix that widens the embedding sum if it is narrower than the layers."""
+
+    model_type = "electra"
+    class_prefix = "Electra"
+    paper = "Clark et al. 2020"
+    objective = "replaced-token detection, with a jointly trained generator"
+    base_model_prefix = "electra"
+    template = model_config("electra-small")
+    config_mapping = with_defaults(
+        OPTIONS, {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+    )
+    other_options: ClassVar = {"embedding_size": 128}
+    ignored_options = ("use_cache", *SUMMARY)
+    key_mapping: ClassVar = {**TRUNK, "embeddings_project": "encoder_embedding.widen"}
+    tasks: ClassVar = {
+        "ForPreTraining": Task(
+            DetectConfig(), DISCRIMINATOR, (activation("hidden_act", "gelu", "activation"),)
+        ),
+        "ForMaskedLM": Task(MaskedConfig(), GENERATOR, (EPS,), COPIES),
+        "Model": FIRST_TOKEN,
+        "ForSequenceClassification": Task(ClassifyConfig(activation="gelu", drops_twice=True), CLASSIFIER),
+        "ForTokenClassification": TOKEN_CLASSIFICATION,
+        "ForQuestionAnswering": QUESTION_ANSWERING,
+        "ForMultipleChoice": multiple_choice(
+            "sequence_summary.summary",
+            None,
+            activation("summary_activation", "gelu", "text.activation"),
+            option("summary_last_dropout", 0.1, "text.dropout"),
+            labelled=False,
+        ),
+    }
+    sizes = ("electra-small", "electra-base", "electra-large", "electra-base-generator")
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the width of the embeddings if it differs; refuse other layers of a choice."""
+        if tree["head"]["kind"] == "choose":
+            check_required(SUMMARY, hub)
+        # There is no matrix if both widths are equal.
+        size = hub["embedding_size"]
+        tree["embedding"]["size"] = None if size == tree["hidden_size"] else size
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the width of the embeddings."""
+        return {"embedding_size": tree["embedding"]["size"] or tree["hidden_size"]}

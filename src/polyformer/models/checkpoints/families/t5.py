@@ -8,7 +8,7 @@ files of transformers 5 have `scale_decoder_outputs` instead.
 from typing import ClassVar
 
 from polyformer.core.errors import unknown
-from polyformer.models.checkpoints.config_mapping import ACTIVATIONS, Tree, option
+from polyformer.models.checkpoints.config_mapping import ACTIVATIONS, Tree, option, with_defaults
 from polyformer.models.checkpoints.families.bart import stack_tables
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import layered
@@ -130,7 +130,8 @@ class T5(Family):
         if hub.get("decoder_start_token_id") is None:
             hub["decoder_start_token_id"] = hub.get("pad_token_id", 0)
         if hub.get("num_decoder_layers") is None:
-            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", 6))
+            usual = next(option.default for option in self.config_mapping if option.theirs == "num_layers")
+            hub["num_decoder_layers"] = hub.get("num_layers", hub.get("num_hidden_layers", usual))
         return super().config(hub, task, head)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
@@ -171,3 +172,26 @@ class T5(Family):
         assert config.encoder is not None
         other = ".wi." if config.encoder.feedforward.kind == "gated" else ".wi_1."
         return other not in theirs
+
+
+@register
+class MT5(T5):
+    """T5 1.1 for a hundred languages, with a vocabulary of 250 thousand pieces."""
+
+    model_type = "mt5"
+    class_prefix = "MT5"
+    paper = "Xue et al. 2021"
+    objective = "span corruption in 101 languages"
+    claims = False
+    template = model_config("t5-v1_1-base")
+    config_mapping = with_defaults(
+        T5.config_mapping,
+        {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "decoder_start_token_id": 0},
+    )
+    other_options: ClassVar = {**T5.other_options, "feed_forward_proj": "gated-gelu"}
+    ignored_options = (*T5.ignored_options, "bos_token_id")
+    sizes = ()
+
+    def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
+        """Return the configuration as for T5; outputs are never scaled."""
+        return super().config({**hub, "scale_decoder_outputs": False}, task, head)

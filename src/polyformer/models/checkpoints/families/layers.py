@@ -1,14 +1,20 @@
-"""Layers of full and of windowed attention in turn: the lists of families, and one pattern of ours."""
+"""Layers that differ in windows, in rotary bases or in the scale of scores: the lists of families, and ours.
 
-from collections.abc import Sequence
+Windows: Mistral, Qwen2, GPT-Neo and many others. Bases: ModernBERT and Gemma 3. Scales: GPT-2's option
+`scale_attn_by_inverse_layer_idx`.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import PerLayer, Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
-from polyformer.core.errors import InputError, unknown
+from polyformer.attention.positions import RopeConfig
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.models.checkpoints.config_mapping import Tree, get_path
+from polyformer.models.checkpoints.rope_options import read_rope
 
 T = TypeVar("T")
 
@@ -77,3 +83,73 @@ def period(values: Sequence[T]) -> list[T]:
     lengths = range(1, len(values) + 1)
     length = next(n for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
     return list(values[:length])
+
+
+Thetas = Mapping[str, tuple[str, float]]
+"""For each kind of layer the name of its base in older files, and the default."""
+
+
+def read_base(hub: Tree, kind: str, thetas: Thetas) -> float:
+    """Return the base of a kind of layers; raises `InputError` for an extension to longer texts."""
+    theta, _ = thetas[kind]
+    own = (hub["rope_parameters"] or {}).get(kind) or {}
+    if not isinstance(own, dict):
+        raise InputError(f"config.json: rope_parameters of {kind} is {quote(own)}, expected options")
+    rope = {"rope_theta": hub[theta], **own, **(hub["rope_scaling"] or {})}
+    read = read_rope({"rope_parameters": rope, "max_position_embeddings": hub["max_position_embeddings"]})
+    if read["extension"] is not None:
+        raise InputError(
+            f"config.json: rope_type of {kind} is {quote(rope['rope_type'])}, and only 'default' is "
+            "supported if each kind of layer has its own rotary positions"
+        )
+    return read["base"]
+
+
+def set_bases(position: Tree, hub: Tree, kinds: Sequence[str], thetas: Thetas) -> None:
+    """Set the base of every layer in our `position`."""
+    bases = period([read_base(hub, kind, thetas) for kind in kinds])
+    several = {"base": RopeConfig().base, "bases": bases}
+    position |= several if len(bases) > 1 else {"base": bases[0], "bases": []}
+
+
+def write_bases(position: Tree, kinds: Sequence[str]) -> Tree:
+    """Return `rope_parameters` of the kinds of layers that a model has."""
+    bases: Any = position.get("bases") or [position.get("base")]
+    ropes = {
+        kind: {"rope_type": "default", "rope_theta": bases[kinds.index(kind) % len(bases)]}
+        for kind in KINDS
+        if kind in kinds
+    }
+    return {"rope_parameters": ropes}
+
+
+def divide_by_layer(tree: Tree) -> None:
+    """Divide the scores of layer i (from 0) by i + 1, with a mechanism for each layer."""
+    attention = tree["decoder"]["attention"]
+    mechanism = attention["mechanism"]
+    # None stands for 1 / sqrt(D).
+    scale = mechanism["scale"] or _scale(tree)
+    layers = range(tree["decoder"]["num_hidden_layers"])
+    attention["mechanism"] = {
+        "kind": "alternate",
+        "mechanisms": [{**mechanism, "scale": scale / (i + 1)} for i in layers],
+    }
+
+
+def write_scales(tree: Tree) -> Tree:
+    """Return the options of a `tree` whose scores may be divided by the layer number."""
+    mechanism = get_path(tree, "decoder.attention.mechanism") or {}
+    if mechanism.get("kind") != "alternate":
+        return {"scale_attn_by_inverse_layer_idx": False}
+    first: dict[str, Any] = mechanism["mechanisms"][0]
+    return {
+        "scale_attn_by_inverse_layer_idx": True,
+        "scale_attn_weights": first.get("scale") == _scale(tree),
+        # the option's path leads to no single mechanism
+        "attn_pdrop": first.get("dropout"),
+    }
+
+
+def _scale(tree: Tree) -> float:
+    """Return 1 / sqrt(D)."""
+    return (tree["hidden_size"] // tree["decoder"]["attention"]["num_attention_heads"]) ** -0.5
