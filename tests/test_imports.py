@@ -31,18 +31,8 @@ LEVELS = [
 SHARED = {
     "attention.positions": {"base", "sink_cache"},
     "attention.patterns": {
-        *(
-            "base",
-            "block_base",
-            "structure",
-            "by_distance",
-            "composition",
-            "expression",
-            "global_base",
-            "implied",
-            "layout",
-        ),
-        *("mods", "mod_cache", "mod_program", "residue_class", "source_base", "user_defined"),
+        *("base", "block_base", "call_parts", "composition", "global_base", "implied", "layout", "mods"),
+        "mod_program",
     },
     "attention.mechanisms": {"base", "cached", "pair_terms", "pair_weights", "some_heads", "spans"},
     "nn.cache": {"base"},

@@ -12,7 +12,7 @@ from selection import mechanisms, patterns
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import ALTERNATIVES, CAPABILITIES, MechanismConfig
-from polyformer.attention.patterns.source_base import is_between_sequences
+from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,

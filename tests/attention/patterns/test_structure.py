@@ -6,7 +6,7 @@ import torch
 from polyformer.attention.patterns import Global, Strided, Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.composition import Without
-from polyformer.attention.patterns.structure import BlockNeeds, Structure
+from polyformer.attention.patterns.layout import BlockNeeds, Structure
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 

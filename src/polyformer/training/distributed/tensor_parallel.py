@@ -29,8 +29,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns.base import contains
-from polyformer.attention.patterns.per_head import PerHead
-from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.patterns.composition import MaskModPattern, PerHead
 from polyformer.attention.positions import Position
 from polyformer.attention.positions.alibi import Alibi
 from polyformer.attention.positions.shaw import Shaw

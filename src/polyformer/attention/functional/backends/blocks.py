@@ -16,7 +16,7 @@ from torch import Tensor
 from polyformer.attention.functional.graph_calls import current_graph_calls
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.structure import BlockNeeds
+from polyformer.attention.patterns.layout import BlockNeeds
 
 SMALL, LARGE = 64, 128
 """The size of a block for windows of less than 512 tokens, and for others."""

@@ -20,9 +20,8 @@ from polyformer.attention.functional.backends.block_masks import (
 )
 from polyformer.attention.functional.request import Request, transformed
 from polyformer.attention.patterns.base import ScoreMod
-from polyformer.attention.patterns.composition import simple_parts
+from polyformer.attention.patterns.composition import PerHead, simple_parts
 from polyformer.attention.patterns.mods import Mod
-from polyformer.attention.patterns.per_head import PerHead
 from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context

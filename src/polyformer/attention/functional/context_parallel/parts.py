@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.attention.functional.context_parallel.needs import Part
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import ScoreMod
-from polyformer.attention.patterns.call_part import pattern_in_part
+from polyformer.attention.patterns.call_parts import pattern_in_part
 from polyformer.attention.patterns.layout import Interval, intersect
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.sequence.context_parallel import slice_context

@@ -20,14 +20,14 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request
 from polyformer.attention.functional.splits.base import Result, Split
 from polyformer.attention.patterns.base import Pattern, ScoreMod
-from polyformer.attention.patterns.composition import And, Or, Without
-from polyformer.attention.patterns.implied import Padding
-from polyformer.attention.patterns.residue_class import (
+from polyformer.attention.patterns.call_parts import (
     original_indices,
     pattern_in_residue_class,
     residue_class_context,
     residue_class_table,
 )
+from polyformer.attention.patterns.composition import And, Or, Without
+from polyformer.attention.patterns.implied import Padding
 from polyformer.core.ops.softmax import shares
 from polyformer.core.sequence.context import Context
 

@@ -36,7 +36,7 @@ from polyformer.attention.mechanisms.chosen_blocks.choice import (
     block_scores,
     block_table,
 )
-from polyformer.attention.patterns.window import Window
+from polyformer.attention.patterns.windows import Window
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax

@@ -41,7 +41,7 @@ from polyformer.attention.functional.backends.tiled.work_items import (
     work_items,
 )
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.window import Window
+from polyformer.attention.patterns.windows import Window
 from polyformer.core.ops.cpu_threads import parallel_map
 from polyformer.core.ops.precision import at_least_float32, autocast_disabled
 from polyformer.core.ops.second_order import first_order

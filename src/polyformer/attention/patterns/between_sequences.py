@@ -1,4 +1,9 @@
-"""Base of the patterns between two sequences, for the attention of a decoder to its source.
+"""Patterns between two sequences, for the attention of a decoder to its source.
+
+    pattern                       target position i sees the source positions
+    Aligned(ratio, left, right)   a(i) - left .. a(i) + right, with a(i) = round(ratio * i)
+    WaitK(k, ratio)               0 .. k + floor(ratio * i) - 1: the source arrives while the decoder writes
+    SourceSpans()                 that the caller states for i, as from a known alignment
 
 Queries are tokens of the target, keys are tokens of the source. Both are counted in positions, which skip
 padding: the context of such a call has the slot of the first query in the target as `q_start`.
@@ -6,6 +11,7 @@ padding: the context of such a call has the slot of the first query in the targe
 
 import dataclasses
 from fractions import Fraction
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +22,7 @@ from polyformer.attention.patterns.implied import Full
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import on_host
+from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context, look_up
 
 DENOMINATOR = 1_000_000
@@ -138,3 +145,94 @@ def _slot_runs(first: Tensor, last: Tensor, context: Context) -> tuple[Tensor, T
     rows = max(len(first), len(position))
     position, first, last = (table.expand(rows, -1).contiguous() for table in (position, first, last))
     return torch.searchsorted(position, first), torch.searchsorted(position, last, right=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned(RatioPattern):
+    """Aligned window: a token of the target sees the source around the position aligned with it.
+
+    Target position i is aligned with source position a(i) = round(ratio * i), at most the last of its source,
+    and sees `left` positions before and `right` after it. `ratio` is the number of source tokens per target
+    token, such as 2 for two frames of speech per token. For the attention of a decoder to its source.
+
+    Raises `InputError` for a ratio of 0 or below and for negative widths.
+    """
+
+    ratio: PositiveFloat
+    left: NonNegativeInt
+    right: NonNegativeInt
+
+    paper: ClassVar[str] = "Luong et al. 2015, section 3.2 (local-m)"
+
+    def spans(self, context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return a(i) - left and a(i) + right."""
+        center = torch.minimum(self.scaled(context, device, halves=1), last_position(context, device))
+        return center - self.left, center + self.right
+
+    @classmethod
+    def examples(cls) -> tuple["Aligned", ...]:
+        return cls(1.0, 2, 1), cls(0.5, 0, 3), cls(1.7, 4, 0)
+
+    @classmethod
+    def picture(cls) -> tuple["Aligned", Context]:
+        """Return a target of 24 tokens and its source of 48."""
+        return cls(2.0, 4, 4), Context(24, 48, q_start=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitK(RatioPattern):
+    """Wait-k: a token of the target sees the source tokens that have arrived by then.
+
+    Target position i, counted from 0, sees the first k + floor(ratio * i) source tokens: the decoder waits
+    for k tokens, then reads `ratio` tokens for each token that it writes. With ratio 1 this is
+    g(t) = min(k + t - 1, |x|) for t = i + 1. Only this attention is limited: a later source token cannot
+    reach the output if the encoder is causal too (`encoder.attention="Causal()"`).
+
+    Raises `InputError` for k below 1 and for a ratio of 0 or below.
+    """
+
+    k: PositiveInt
+    ratio: PositiveFloat = 1.0
+
+    paper: ClassVar[str] = "Ma et al. 2019 (STACL), section 3.1"
+
+    def spans(self, context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return 0 and k + floor(ratio * i) - 1."""
+        last = self.scaled(context, device) + self.k - 1
+        return torch.zeros_like(last), last
+
+    @classmethod
+    def examples(cls) -> tuple["WaitK", ...]:
+        return cls(3), cls(1, 0.5), cls(2, 1.7)
+
+    @classmethod
+    def picture(cls) -> tuple["WaitK", Context]:
+        """Return a target and its source of 48 tokens each."""
+        return cls(6), Context(48, 48, q_start=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSpans(SourcePattern):
+    """Stated spans: a token of the target sees the source positions that the caller states for it.
+
+    An encoder-decoder takes them as `source_spans` [B, T, 2], the first and the last source position of each
+    target position; a token with last < first sees nothing. `attend` reads `Context(q_spans=...)`; without a
+    table every key is seen.
+    """
+
+    paper: ClassVar[str] = ""
+
+    def spans(self, context: Context, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the table of the caller."""
+        if context.q_spans is None:
+            first = torch.zeros(context.q_len, dtype=torch.long, device=device)
+            return first, first + context.kv_len - 1
+        first, last = context.q_spans.to(device).unbind(1)
+        return first, last
+
+    @classmethod
+    def picture(cls) -> tuple["SourceSpans", Context]:
+        """Return words of a source of 48 tokens for the 24 tokens of a target."""
+        first = torch.tensor([0, 7, 12, 21, 30, 41]).repeat_interleave(4)
+        last = torch.tensor([6, 11, 20, 29, 40, 47]).repeat_interleave(4)
+        return cls(), Context(24, 48, q_start=0, q_spans=torch.stack([first, last]).unsqueeze(0))
