@@ -29,7 +29,7 @@ LEVELS = [
 """A package imports from itself and from packages of earlier levels only."""
 
 SHARED = {
-    "attention.positions": {"base", "sink_cache"},
+    "attention.positions": {"base", "rope_extensions"},
     "attention.patterns": {
         *("base", "block_base", "call_parts", "composition", "global_base", "implied", "layout", "mods"),
         "mod_program",

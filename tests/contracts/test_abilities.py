@@ -20,7 +20,7 @@ from polyformer.attention.positions import (
     RopeConfig,
     Shape,
 )
-from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
+from polyformer.attention.positions.rope_extensions import DynamicNtkConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel

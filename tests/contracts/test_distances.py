@@ -47,7 +47,7 @@ from polyformer.attention.positions import (
     T5BiasConfig,
     TransformerXLConfig,
 )
-from polyformer.attention.positions.alibi import slopes as slopes_of
+from polyformer.attention.positions.by_distance import slopes as slopes_of
 from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH = 2, 4

@@ -12,7 +12,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms import DifferentialConfig
 from polyformer.attention.mechanisms.differential import EPS, Differential, PairedTerms
 from polyformer.attention.positions import BoundPosition, Shape, ShawConfig, Site
-from polyformer.attention.positions.shaw import Shaw
+from polyformer.attention.positions.by_distance import Shaw
 from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH, LENGTH, CLIP = 4, 3, 9, 2

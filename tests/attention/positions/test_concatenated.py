@@ -15,7 +15,7 @@ from polyformer.attention.positions import (
     SinusoidalConfig,
     sinusoids,
 )
-from polyformer.attention.positions.concatenated import Concatenated
+from polyformer.attention.positions.added import Concatenated
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints.convert import convert

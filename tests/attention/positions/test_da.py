@@ -8,7 +8,7 @@ from naive import SITE, randomised
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.positions import DistanceAwareConfig, Shape
-from polyformer.attention.positions.distance_aware import rescaling
+from polyformer.attention.positions.by_distance import rescaling
 from polyformer.core.sequence.context import Context
 
 BOUNDS = torch.tensor([-3.0, 0.0, 0.7, 5.0], dtype=torch.float64)

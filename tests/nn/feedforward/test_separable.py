@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer import create_model
-from polyformer.attention.positions.alibi import AlibiConfig
+from polyformer.attention.positions.by_distance import AlibiConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer

@@ -2,7 +2,7 @@
 
 from polyformer.attention.mechanisms.recurrence.base import RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.ssd import SSDConfig
-from polyformer.attention.positions.no_position import NoPositionConfig
+from polyformer.attention.positions.added import NoPositionConfig
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.presets.base import register_sizes

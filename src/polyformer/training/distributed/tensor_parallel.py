@@ -31,9 +31,7 @@ from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns.base import contains
 from polyformer.attention.patterns.composition import MaskModPattern, PerHead
 from polyformer.attention.positions import Position
-from polyformer.attention.positions.alibi import Alibi
-from polyformer.attention.positions.shaw import Shaw
-from polyformer.attention.positions.t5 import T5Bias
+from polyformer.attention.positions.by_distance import Alibi, Shaw, T5Bias
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear, linear
 from polyformer.nn.feedforward.chunked import Chunked
