@@ -34,7 +34,9 @@ SHARED = {
         *("base", "block_base", "call_parts", "composition", "global_base", "implied", "layout", "mods"),
         "mod_program",
     },
-    "attention.mechanisms": {"base", "cached", "pair_terms", "pair_weights", "some_heads", "spans"},
+    "attention.mechanisms": {
+        *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
+    },
     "nn.cache": {"base"},
     "nn.memory": {"base", "recurrent", "search", "store"},
     "nn.depth": {"base", "recording"},

@@ -10,7 +10,7 @@ from torch import Tensor
 import polyformer
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms import DifferentialConfig
-from polyformer.attention.mechanisms.differential import EPS, Differential, PairedTerms
+from polyformer.attention.mechanisms.softmax_attention import EPS, Differential, PairedTerms
 from polyformer.attention.positions import BoundPosition, Shape, ShawConfig, Site
 from polyformer.attention.positions.by_distance import Shaw
 from polyformer.core.sequence.context import Context

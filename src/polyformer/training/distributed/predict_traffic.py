@@ -24,8 +24,8 @@ from collections.abc import Mapping
 
 from polyformer.attention.functional.context_parallel.needs import choose_runs, find_needs
 from polyformer.attention.functional.context_parallel.run import WORTH_A_RING
-from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.sequence.context import Context

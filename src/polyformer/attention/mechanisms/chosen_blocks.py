@@ -1,18 +1,14 @@
-"""Native sparse attention (NSA): block summaries, blocks that these summaries choose, and a sliding window.
+"""Members with blocks of keys that each query chooses: B_i are the blocks that query i sees.
 
-    k'_b = mean_(j in b) a_(j in b) * k_j        v'_b = mean_(j in b) c_(j in b) * v_j
-    p_ib = softmax_b(q_i . k'_b / sqrt(D))       over the blocks with all tokens at or before i
-    y_i = g_i1 sum_b p_ib v'_b + g_i2 attention(q_i, B_i) + g_i3 attention(q_i, window before i)
-    B_i = the first block, the last two, and the top_k others with the greatest sum of p_ib over a head group
-    g = sigmoid(x W_g)                           three gates per head, from the input of the layer
+    moba         B_i = own block, and the top_k - 1 before it with the greatest q_i . mean_(j in b) k_j
+    top_blocks   B_i = first blocks, last `local` blocks, and others with the greatest q_i . mean_(j in b) k_j
+    nsa          B_i = first, last two, and the top_k others with the greatest sum of p_ib over a head group
+                 k'_b = mean_(j in b) a_(j in b) * k_j        v'_b = mean_(j in b) c_(j in b) * v_j
+                 p_ib = softmax_b(q_i . k'_b / sqrt(D))       over the blocks with all tokens at or before i
+                 y_i = g_i1 sum_b p_ib v'_b + g_i2 attention(q_i, B_i) + g_i3 attention(q_i, window before i)
+                 g = sigmoid(x W_g)                           three gates per head, from the layer's input
 
-The softmax of the summaries ranks blocks, so the choice costs nothing more, and training the summaries trains
-it. All heads that share a key head choose the same blocks. Yuan et al. 2025, section 3.
-
-Deviations: the paper's summaries are an MLP of overlapping windows, and each branch has its own keys and
-values. Here a summary is a mean with a learned weight for each place and channel, of a block of the choice,
-and branches share keys and values, as in the public code of flash-linear-attention. Without causality a query
-sees all summaries, also of a last block with fewer tokens.
+The first two are attention over B_i, and have no parameters (`block_choice`).
 """
 
 import contextlib
@@ -27,9 +23,10 @@ from torch import Tensor, nn
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms.base import Heads, PositionTerms, check_head_size
-from polyformer.attention.mechanisms.chosen_blocks.base import ChosenBlocks, ChosenBlocksConfig
-from polyformer.attention.mechanisms.chosen_blocks.choice import (
+from polyformer.attention.mechanisms.block_choice import (
     BlockTable,
+    ChosenBlocks,
+    ChosenBlocksConfig,
     Ranking,
     best_blocks,
     block_means,
@@ -37,6 +34,7 @@ from polyformer.attention.mechanisms.chosen_blocks.choice import (
     block_table,
 )
 from polyformer.attention.patterns.windows import Window
+from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax
@@ -46,8 +44,81 @@ from polyformer.core.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MobaConfig(ChosenBlocksConfig):
+    """Mixture of block attention: each query attends to the blocks with the best mean keys, and its own.
+
+    Own keys are masked causally. The choice has no gradient; the keys that were chosen have the gradients of
+    attention. In an encoder blocks after the own are ranked too.
+    """
+
+    block_size: PositiveInt = 64
+    top_k: PositiveInt = 3  # blocks that a query sees, with its own
+
+    kind: ClassVar[str] = "moba"
+    paper: ClassVar[str] = "Lu et al. 2025 (MoBA), section 2.2"
+
+    def ranking(self) -> Ranking:
+        """Return the rule with top_k - 1 ranked blocks."""
+        return Ranking(self.block_size, 0, 1, self.top_k - 1)
+
+    @classmethod
+    def examples(cls) -> tuple["MobaConfig", ...]:
+        """Return a config of a few tokens per block."""
+        # With these sizes no choice of the contract tests is so close that rounding decides.
+        return (cls(block_size=3, top_k=2),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopBlocksConfig(ChosenBlocksConfig):
+    """Attention over the best blocks of keys, without training: first, local and chosen blocks.
+
+    It is for checkpoints that were trained with dense attention. `keep` counts all blocks of a query. Up to
+    `keep` blocks of text attention is dense, so short texts do not change. The choice resembles the estimates
+    of MInference (Jiang et al. 2024) and XAttention (Xu et al. 2025), but is made for each query and not for
+    blocks of queries: it then depends on no later query, and decoding with a cache equals a single pass.
+
+    Raises `InputError` if `keep` is less than `first` and `local` together.
+    """
+
+    block_size: PositiveInt = 64
+    keep: PositiveInt = 24  # blocks that a query sees
+    first: NonNegativeInt = 1  # of them the first of the document
+    local: PositiveInt = 4  # of them the latest, with the query's own
+
+    kind: ClassVar[str] = "top_blocks"
+    paper: ClassVar[str] = "Jiang et al. 2024 (MInference), section 3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = self.first + self.local
+        if self.keep < least:
+            raise InputError(
+                f"keep: expected at least first + local = {least} blocks, got {self.keep}; "
+                "use a larger keep or a smaller local"
+            )
+
+    def ranking(self) -> Ranking:
+        """Return the rule with keep - first - local ranked blocks."""
+        return Ranking(self.block_size, self.first, self.local, self.keep - self.first - self.local)
+
+    @classmethod
+    def examples(cls) -> tuple["TopBlocksConfig", ...]:
+        """Return configs of a few tokens per block, with and without first blocks."""
+        return cls(block_size=2, keep=3, local=1), cls(block_size=1, keep=4, first=0, local=2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NSAConfig(ChosenBlocksConfig):
-    """Native sparse attention: block summaries, the blocks that they choose, and a sliding window."""
+    """Native sparse attention: block summaries, the blocks that they choose, and a sliding window.
+
+    The softmax of the summaries ranks blocks, so the choice costs nothing more, and training the summaries
+    trains it. All heads that share a key head choose the same blocks.
+
+    Deviations: the paper's summaries are an MLP of overlapping windows, and each branch has its own keys and
+    values. Here a summary is a mean with a learned weight for each place and channel, of a block of the
+    choice, and branches share keys and values, as in the public code of flash-linear-attention. Without
+    causality a query sees all summaries, also of a last block with fewer tokens.
+    """
 
     block_size: PositiveInt = 64
     top_k: NonNegativeInt = 13  # blocks by content; the first and the last two are seen too

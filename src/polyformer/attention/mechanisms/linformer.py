@@ -26,7 +26,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.context_parallel.exchange import anchored
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
-from polyformer.attention.mechanisms.linformer.length_projections import (
+from polyformer.attention.mechanisms.length_projections import (
     PROJECTIONS,
     KeyColumns,
     LengthProjection,
