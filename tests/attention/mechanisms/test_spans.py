@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.functional.backends.tiled.tiles import TileSizes, plan
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.spans import AdaptiveSpan, Spans, spans

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.functional.context_parallel.exchange import gather
 from polyformer.attention.functional.isolation import is_readable
+from polyformer.attention.functional.key_exchange import gather
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.context_parallel.exchange import anchored
 from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.key_exchange import anchored
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms, check_head_size
 from polyformer.attention.mechanisms.length_projections import (
     PROJECTIONS,

@@ -21,9 +21,8 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend_call
 from polyformer.attention.functional.dense_pairs import DensePairs
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.functional.parts import RotatedPart, attend_parts
+from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink
 from polyformer.attention.functional.request import Call, prepare
-from polyformer.attention.functional.score_options import attend_with_sink
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.score_steps import chain_score_mods

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.int8_pairs import attend_to_integers
 from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.parts import soft_cap
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.score_options import soft_cap
 from polyformer.attention.mechanisms.base import DelegatedTerms, Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWeightsConfig
 from polyformer.attention.patterns.base import ScoreMod

@@ -22,8 +22,8 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
-from polyformer.attention.functional.context_parallel.needs import choose_runs, find_needs
-from polyformer.attention.functional.context_parallel.run import WORTH_A_RING
+from polyformer.attention.functional.context_parallel import WORTH_A_RING
+from polyformer.attention.functional.key_exchange import choose_runs, find_needs
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig
 from polyformer.attention.patterns.base import Pattern

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.context_parallel.exchange import anchored, gather
+from polyformer.attention.functional.key_exchange import anchored, gather
 from polyformer.attention.mechanisms.linear.passes import attend_causal_documents, attend_document, spans
 from polyformer.attention.mechanisms.linear.sums import (
     LinearInputs,

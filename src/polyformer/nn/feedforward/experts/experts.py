@@ -31,7 +31,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from polyformer.attention.functional.context_parallel.exchange import everywhere
+from polyformer.attention.functional.key_exchange import everywhere
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import ExactLinear, linear

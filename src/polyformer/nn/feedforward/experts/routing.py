@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.functional.context_parallel.exchange import total, total_of_parts
+from polyformer.attention.functional.key_exchange import total, total_of_parts
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context

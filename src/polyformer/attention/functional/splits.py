@@ -1,11 +1,20 @@
-"""Strided and dilated patterns: tokens at multiples of `stride` slots become neighbours in a dense call.
+"""Splits of a call of `attend` into cheaper calls, and how their results are joined.
 
-Such patterns touch every block of keys, but need few keys of each block. Within a residue class of the slots
-the same pattern is dense: a dilated window is a window, every l-th key is every key. The residue classes of a
-batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T / stride, D], for any backend. A union is
-split into disjoint parts by their step, and the results of the parts are joined by log-sum-exp.
+    ByDocument       a call for each document of packed rows             concatenated along the tokens
+    ByHead           a call for each group of heads with one pattern     concatenated along the heads
+    ByResidueClass   calls over tokens at multiples of `stride` slots    joined by log-sum-exp
+
+By document: if documents and causality are the only limits, torch needs no mask for a single document. A
+row of documents costs the sum of the squares of their lengths; no scores between documents are computed.
+
+By residue class: strided and dilated patterns touch every block of keys, but need few keys of each block.
+Within a residue class of the slots the same pattern is dense: a dilated window is a window, every l-th key is
+every key. The residue classes of a batch row become rows of a batch, [B, H, T, D] -> [B * stride, H, T /
+stride, D], for any backend. A union is split into disjoint parts by their step, and the results of the parts
+are joined by log-sum-exp.
 """
 
+import abc
 import dataclasses
 import functools
 import operator
@@ -18,7 +27,6 @@ from torch import Tensor
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request
-from polyformer.attention.functional.splits.base import Result, Split
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.call_parts import (
     original_indices,
@@ -27,9 +35,91 @@ from polyformer.attention.patterns.call_parts import (
     residue_class_table,
 )
 from polyformer.attention.patterns.composition import And, Or, Without
-from polyformer.attention.patterns.implied import Padding
+from polyformer.attention.patterns.implied import Causal, Padding, implied
+from polyformer.core.host_values import tensor_on
 from polyformer.core.ops.softmax import shares
 from polyformer.core.sequence.context import Context
+
+Result = tuple[Tensor, Tensor | None]
+"""Output [B, H, Tq, Dv] and log-sum-exp [B, H, Tq], None if it was not requested."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split(abc.ABC):
+    """A call as several smaller calls `requests`; `join` joins their results."""
+
+    requests: tuple[Request, ...] = dataclasses.field(repr=False)
+
+    name: ClassVar[str]
+    needs_lse: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """Return the result of the whole call from the results of `requests`, in their order."""
+
+    @abc.abstractmethod
+    def label(self, indices: Sequence[int]) -> str:
+        """Return a readable description of the requests with these indices."""
+
+
+WORTH_A_CALL = 32
+"""Average number of tokens per document from which on a separate call is faster."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByDocument(Split):
+    """A separate call for each document; the results are concatenated."""
+
+    name: ClassVar[str] = "by document"
+
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """Return out = [out_1 .. out_n], concatenated along the tokens."""
+        known = [lse for lse in lses if lse is not None]  # some backends always return it
+        return torch.cat(list(outs), 2), torch.cat(known, 2) if len(known) == len(outs) else None
+
+    def label(self, indices: Sequence[int]) -> str:
+        """Return the number of documents and their lengths."""
+        lengths = sorted(self.requests[index].context.q_len for index in indices)
+        tokens = f"{lengths[0]}" if lengths[0] == lengths[-1] else f"{lengths[0]} to {lengths[-1]}"
+        return f"{len(lengths)} document{'s' * (len(lengths) > 1)} of {tokens} tokens"
+
+
+def by_document(request: Request) -> ByDocument | None:
+    """Return the call split by document if documents (and causality) are the only limits; else None."""
+    lengths = document_lengths(request)
+    if lengths is None:
+        return None
+    causal = request.context.causal
+    requests = []
+    # Inside a document only causality is left, which torch computes without a mask.
+    for q, k, v in zip(*(x.split(lengths, 2) for x in (request.q, request.k, request.v))):
+        context = Context(q.shape[2], q.shape[2], causal=causal)
+        pattern = Causal() if causal else None
+        requests.append(dataclasses.replace(request, q=q, k=k, v=v, context=context, pattern=pattern))
+    return ByDocument(tuple(requests))
+
+
+def document_lengths(request: Request) -> list[int] | None:
+    """Return the lengths of the documents if separate calls are exact and faster; else None."""
+    context = request.context
+    if context.q_doc is None or request.q.shape[0] != 1 or request.q.is_cuda or context.offset:
+        return None
+    if request.score_mod is not None or request.relative is not None or context.kv_valid is not None:
+        return None
+    if context.q_len != context.kv_len or request.pattern != implied(context):
+        return None
+    lengths = context.once("lengths of documents", lambda: _lengths(context.q_doc, context.kv_doc))
+    return lengths if lengths and len(lengths) * WORTH_A_CALL <= context.q_len else None
+
+
+def _lengths(q_doc: Tensor | None, kv_doc: Tensor | None) -> list[int]:
+    """Return the lengths of the documents in turn; empty if queries and keys are not the same tokens."""
+    assert q_doc is not None
+    assert kv_doc is not None
+    if not torch.equal(q_doc, kv_doc):
+        return []
+    return q_doc[0].unique_consecutive(return_counts=True)[1].tolist()
+
 
 ALTERNATIVES = 8
 """Maximum number of alternatives of an intersection of unions; beyond it the intersection is not split."""
@@ -200,3 +290,67 @@ def _split(x: Tensor, stride: int) -> Tensor:
     """Return x [B, H, T, D] as [B * stride, H, T / stride, D]."""
     # [B, H, T, D] -> [B, H, T / stride, stride, D] -> [B, stride, H, T / stride, D] -> [B * stride, ...]
     return x.unflatten(2, (-1, stride)).movedim(3, 1).flatten(0, 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByHead(Split):
+    """Calls for groups of heads that share a pattern. heads: the heads of each call."""
+
+    heads: tuple[tuple[int, ...], ...]
+
+    name: ClassVar[str] = "by head"
+
+    def join(self, outs: Sequence[Tensor], lses: Sequence[Tensor | None]) -> Result:
+        """Return out = [out_1 .. out_H], concatenated along the heads in their order before the split."""
+        order = tensor_on([head for group in self.heads for head in group], outs[0].device)
+        # The inverse permutation restores the order of the heads.
+        back = order.argsort()
+        known = [lse for lse in lses if lse is not None]  # some backends always return it
+        lse = torch.cat(known, 1).index_select(1, back) if len(known) == len(outs) else None
+        return torch.cat(list(outs), 1).index_select(1, back), lse
+
+    def label(self, indices: Sequence[int]) -> str:
+        """Return the indices of the heads."""
+        heads = sorted(head for index in indices for head in self.heads[index])
+        return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
+
+
+def by_head(request: Request, together: bool) -> ByHead | None:
+    """Return the call split into groups of heads that share a pattern; None if all heads share it.
+
+    Return None also if the backend can compute the heads `together` and no pattern has a step.
+    """
+    if request.pattern is None:
+        return None
+    groups = request.pattern.heads_by_pattern(request.q.shape[1])
+    if groups.keys() <= {request.pattern}:
+        return None
+    if together:
+        queries = request.context.q_len
+        if all(disjoint_by_step(pattern, queries) is None for pattern in groups):
+            return None
+    requests = tuple(_select_heads(request, pattern, heads) for pattern, heads in groups.items())
+    return ByHead(requests, tuple(map(tuple, groups.values())))
+
+
+def _select_heads(request: Request, pattern: Pattern, heads: list[int]) -> Request:
+    """Return the call for only these heads, with `pattern` as their pattern."""
+    device, number = request.q.device, request.q.shape[1]
+    index = tensor_on(heads, device)
+    # Query head h reads key head h // groups.
+    kv_index = index // request.groups
+    relative = None if request.relative is None else request.relative.select_heads(heads, number)
+    return dataclasses.replace(
+        request,
+        q=request.q.index_select(1, index),
+        k=request.k.index_select(1, kv_index),
+        v=request.v.index_select(1, kv_index),
+        pattern=pattern,
+        relative=relative,
+        score_mod=None if request.score_mod is None else _renumbered(request.score_mod, index),
+    )
+
+
+def _renumbered(score_mod: ScoreMod, heads: Tensor) -> ScoreMod:
+    """Return `score_mod` for a call in which head h is head `heads[h]` of the whole call."""
+    return lambda score, b, h, q_idx, kv_idx: score_mod(score, b, heads[h], q_idx, kv_idx)
