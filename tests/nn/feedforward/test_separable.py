@@ -12,7 +12,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig
-from polyformer.nn.feedforward.separable import SeparableConvolution, SeparableConvolutionConfig
+from polyformer.nn.feedforward.feedforward import SeparableConvolution, SeparableConvolutionConfig
 from polyformer.nn.memory import RecurrentConfig
 from polyformer.nn.stack import StackConfig
 

@@ -32,11 +32,8 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures.context_parallel import runs_of_stack
 from polyformer.models.config import ModelConfig
-from polyformer.nn.feedforward.base import FeedForwardConfig
-from polyformer.nn.feedforward.chunked import ChunkedConfig
-from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
-from polyformer.nn.feedforward.gated import GatedConfig
+from polyformer.nn.feedforward.feedforward import ChunkedConfig, DenseConfig, FeedForwardConfig, GatedConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
 from polyformer.training.distributed.pipeline_stages import stage_spans
 from polyformer.training.distributed.predict_local import (

@@ -34,10 +34,8 @@ from polyformer.attention.positions import Position
 from polyformer.attention.positions.by_distance import Alibi, Shaw, T5Bias
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear, linear
-from polyformer.nn.feedforward.chunked import Chunked
-from polyformer.nn.feedforward.dense import Dense
 from polyformer.nn.feedforward.experts import Experts
-from polyformer.nn.feedforward.gated import Gated
+from polyformer.nn.feedforward.feedforward import Chunked, Dense, Gated
 from polyformer.nn.stack import Layer, MultiHeadAttention, Stack
 from polyformer.training.distributed.collectives import (
     all_reduce,
