@@ -190,7 +190,6 @@ class _BinaryPattern(CompositePattern):
         return self.left, self.right
 
     def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        """Return the same operation on other patterns."""
         return type(self)(*parts)
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -282,7 +281,6 @@ class _PatternCycle(CompositePattern):
         return self.patterns
 
     def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
-        """Return the same choice among other patterns."""
         return type(self)(parts)
 
     def pattern_at(self, index: int) -> Pattern:

@@ -269,7 +269,6 @@ class Performer(RandomFeatureAttention):
     config: PerformerConfig
 
     def kernel(self, q: Tensor) -> Kernel:
-        """Return the feature map of queries and keys in the precision and on the device of `q`."""
         # Positive features need no floor: all terms of the denominator are positive.
         floor = self.config.floor if self.config.map == "trigonometric" else 0.0
         # D^(-1/4) for both q and k gives scores of q . k / sqrt(D).

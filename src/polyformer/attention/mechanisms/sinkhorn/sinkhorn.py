@@ -327,7 +327,6 @@ class SortCutConfig(SinkhornConfig):
         return SortCut(self, num_heads, head_size)
 
     def sorting(self, noisy: bool) -> SortingOptions:
-        """Return the sorting options of the definition."""
         return dataclasses.replace(super().sorting(noisy), cut=self.cut)
 
     @classmethod
