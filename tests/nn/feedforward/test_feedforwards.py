@@ -1,7 +1,10 @@
-"""The separable convolutions beside their equations, a token at a time."""
+"""Feed-forwards: dense, gated, in chunks, and convolutions."""
+
+from itertools import cycle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer import create_model
@@ -11,10 +14,107 @@ from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.block import ReversibleConfig
-from polyformer.nn.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig
+from polyformer.nn.feedforward import ChunkedConfig, DenseConfig, ExpertsConfig, FeedForward, GatedConfig
 from polyformer.nn.feedforward.feedforward import SeparableConvolution, SeparableConvolutionConfig
 from polyformer.nn.memory import RecurrentConfig
 from polyformer.nn.stack import StackConfig
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+@pytest.mark.parametrize(("activation", "bias"), [*zip(ACTIVATIONS, cycle([True, False]))])
+def test_dense(activation: str, bias: bool):
+    torch.manual_seed(0)
+    module = DenseConfig(intermediate_size=7, activation=activation, bias=bias).build(3).double()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    inner = ACTIVATIONS[activation](F.linear(x, module.up.weight, module.up.bias))
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+    assert len(list(module.parameters())) == (4 if bias else 2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["sigmoid", "gelu", "silu"])
+def test_gated(activation: str, bias: bool):
+    """GLU, GEGLU and SwiGLU."""
+    torch.manual_seed(0)
+    module = GatedConfig(intermediate_size=7, activation=activation, bias=bias).build(3).double()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    gate = ACTIVATIONS[activation](F.linear(x, module.gate.weight, module.gate.bias))
+    inner = gate * F.linear(x, module.up.weight, module.up.bias)
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+    assert len(list(module.parameters())) == (6 if bias else 3)
+
+
+def test_the_clamped_gate_of_gpt_oss():
+    """The gate has an upper bound, the other projection a bound on both sides; 1 is added to the latter."""
+    torch.manual_seed(0)
+    config = GatedConfig(intermediate_size=7, activation="quick_gelu", bias=True, clamp=0.4, up_offset=1.0)
+    module, x = config.build(3).double(), torch.randn(2, 5, 3, dtype=torch.float64)
+    gate = F.linear(x, module.gate.weight, module.gate.bias)
+    up = F.linear(x, module.up.weight, module.up.bias)
+    limit = torch.tensor(0.4, dtype=torch.float64)
+    gate, up = gate.minimum(limit), up.minimum(limit).maximum(-limit)
+    inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    expected = F.linear(inner, module.down.weight, module.down.bias)
+    assert gate.min() < -limit
+    assert gate.max() == limit
+    torch.testing.assert_close(module(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_unknown_activations_are_named():
+    with pytest.raises(InputError, match="unknown activation 'rleu': did you mean 'relu'"):
+        DenseConfig(activation="rleu")
+    with pytest.raises(InputError, match="intermediate_size: expected 1 or more, got 0"):
+        GatedConfig(intermediate_size=0)
+
+
+def results(module: FeedForward) -> tuple[list[Tensor], int]:
+    """Output and gradients, and how many numbers were kept for the backward pass."""
+    x = torch.linspace(-1, 1, 2 * 11 * 3, dtype=torch.float64).view(2, 11, 3).requires_grad_()
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes() // 8
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = module(x)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])], sum(saved.values())
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 22, 1000])
+@pytest.mark.parametrize("inner", [DenseConfig(intermediate_size=40), GatedConfig(intermediate_size=40)])
+def test_chunks_change_no_number_and_keep_none(inner: DenseConfig | GatedConfig, chunk: int):
+    torch.manual_seed(0)
+    whole = inner.build(3).double().train()
+    parts = ChunkedConfig(inner=inner, chunk=chunk).build(3).double().train()
+    parts.inner.load_state_dict(whole.state_dict())
+    expected, kept = results(whole)
+    chunked, fewer = results(parts)
+    for actual, wanted in zip(chunked, expected):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+    assert kept > 22 * 40
+    assert fewer <= 2 * 22 * 3, "the input alone"
+
+
+def test_wrong_chunks_are_named():
+    with pytest.raises(InputError, match="chunk: expected 1 or more, got 0"):
+        ChunkedConfig(chunk=0)
+    with pytest.raises(InputError, match="inner: 'experts' reads more than one token; put 'chunked' inside"):
+        ChunkedConfig(inner=ExpertsConfig())
+    ExpertsConfig(expert=ChunkedConfig())
+
 
 WIDTHS = [(3, 5), (1, 1), (2, 4)]
 
@@ -58,7 +158,7 @@ def contexts(length: int, causal: bool) -> list[Context]:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
-def test_it_is_the_equation_gradients_too(widths: tuple[int, int], causal: bool):
+def test_convolutions_are_the_equation_gradients_too(widths: tuple[int, int], causal: bool):
     of, x = module(widths), torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
     for context in contexts(9, causal):
         y, exact = of(x, context), by_equation(of, x, context)
@@ -71,7 +171,7 @@ def test_it_is_the_equation_gradients_too(widths: tuple[int, int], causal: bool)
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
-def test_any_split_is_one_pass(widths: tuple[int, int]):
+def test_any_split_of_a_convolved_text_is_one_pass(widths: tuple[int, int]):
     """Documents and padding too; a text longer than the state, and one shorter."""
     of, x = module(widths), torch.randn(2, 9, 3, dtype=torch.float64)
     for whole in contexts(9, causal=True):
@@ -104,12 +204,12 @@ def test_a_document_after_a_text_without_numbers():
     torch.testing.assert_close(y, whole[:, 3:], rtol=1e-12, atol=1e-12)
 
 
-def test_without_a_context_it_reads_as_an_encoder():
+def test_convolutions_without_a_context_read_as_an_encoder():
     of, x = module((3, 5)), torch.randn(2, 5, 3, dtype=torch.float64)
     torch.testing.assert_close(of(x), of(x, Context(5, 5)))
 
 
-def test_the_sizes_are_the_authors():
+def test_the_sizes_of_convolutions_are_the_authors():
     """A number for each channel and tap, and a matrix with a bias, twice."""
     assert SeparableConvolutionConfig().widths == (3, 5)
     sizes = {name: tuple(parameter.shape) for name, parameter in module((3, 5)).named_parameters()}
@@ -124,7 +224,7 @@ def test_the_sizes_are_the_authors():
 
 
 @torch.no_grad()
-def test_a_universal_transformer_takes_it_and_its_beams_score_what_one_pass_gives():
+def test_a_universal_transformer_with_convolutions_scores_beams_as_one_pass():
     torch.manual_seed(0)
     model = create_model("universal-transformer-tiny", feedforward="separable_convolution").double().eval()
     ids = torch.randint(3, 300, (2, 7))
@@ -136,7 +236,7 @@ def test_a_universal_transformer_takes_it_and_its_beams_score_what_one_pass_give
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_memory_goes_on_with_it_in_training_as_in_evaluation(training: bool):
+def test_a_memory_goes_on_with_convolutions_in_training_as_in_evaluation(training: bool):
     stack = StackConfig(
         num_hidden_layers=2,
         feedforward=SeparableConvolutionConfig(intermediate_size=8),
@@ -171,7 +271,7 @@ def test_keys_and_values_alone_are_not_all_that_is_kept():
         borrowed(cache, model, {})
 
 
-def test_what_cannot_be_is_refused():
+def test_convolutions_that_cannot_be_are_refused():
     with pytest.raises(InputError, match=r"widths\[1\]: expected 1 or more"):
         SeparableConvolutionConfig(widths=(3, 0))
     with pytest.raises(InputError, match="inner: 'separable_convolution' reads more than one token"):

@@ -1,7 +1,8 @@
-"""Differential attention with terms by distance in the values, whose heads read the values of a pair."""
+"""Members that change the weights of softmax attention: differential and low-rank attention."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,10 +10,11 @@ from torch import Tensor
 
 import polyformer
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms import DifferentialConfig
+from polyformer.attention.mechanisms import DifferentialConfig, SoftmaxConfig, SVDConfig
 from polyformer.attention.mechanisms.softmax_attention import EPS, Differential, PairedTerms
 from polyformer.attention.positions import BoundPosition, Shape, ShawConfig, Site
 from polyformer.attention.positions.by_distance import Shaw
+from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH, LENGTH, CLIP = 4, 3, 9, 2
@@ -83,9 +85,61 @@ def test_tables_of_single_heads_are_paired_too():
 
 
 @torch.no_grad()
-def test_a_decoder_continues_from_its_cache():
+def test_a_differential_decoder_continues_from_its_cache():
     model = polyformer.create_model("decoder-tiny", attention="differential", position="shaw").eval()
     ids = torch.randint(3, 50, (2, 12))
     state = model(ids[:, :5], use_cache=True).state
     later = model(ids[:, 5:], state=state).last_hidden_state
     torch.testing.assert_close(later, model(ids).last_hidden_state[:, 5:], rtol=1e-4, atol=1e-5)
+
+
+def inputs(length: int, key_heads: int = 2) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [
+        2 * torch.randn(2, heads, length, 4, dtype=torch.float64, requires_grad=True)
+        for heads in (2, key_heads, key_heads)
+    ]
+
+
+def run(rank: int, tensors: list[Tensor], context: Context) -> Tensor:
+    return SVDConfig(rank=rank).build(2, 4)(*tensors, context, None, None)[0]
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_low_rank_is_the_sum_of_the_greatest_singular_values(rank: int):
+    q, k, v = (x.detach().numpy() for x in inputs(9))
+    y = run(rank, inputs(9), Context(9, 9)).detach().numpy()
+    for b in range(2):
+        for h in range(2):
+            weights = np.exp(q[b, h] @ k[b, h].T / 2)
+            weights /= weights.sum(1, keepdims=True)
+            u, s, w = np.linalg.svd(weights)
+            low = sum(s[i] * np.outer(u[:, i], w[i]) for i in range(rank))
+            np.testing.assert_allclose(y[b, h], low @ v[b, h], rtol=1e-9, atol=1e-11)
+            assert np.linalg.norm(low - weights, 2) == pytest.approx(s[rank])
+
+
+def test_full_rank_is_attention_with_its_gradients():
+    tensors, context = inputs(9, key_heads=1), Context(9, 9)
+    expected = SoftmaxConfig().build(2, 4)(*tensors, context, None, None)[0]
+    actual = run(9, tensors, context)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    slopes = [torch.autograd.grad(y.square().sum(), tensors) for y in (actual, expected)]
+    for ours, theirs in zip(*slopes):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_takes_no_singular_values():
+    """Neither what is masked nor how much of it there is."""
+    tensors = inputs(9)
+    valid = torch.ones(2, 9, dtype=torch.bool)
+    valid[:, :2] = valid[:, 7:] = False
+    y = run(2, tensors, Context(9, 9, kv_valid=valid))
+    alone = run(2, [x[:, :, 2:7] for x in tensors], Context(5, 5))
+    torch.testing.assert_close(y[:, :, 2:7], alone, rtol=1e-10, atol=1e-12)
+    assert y[:, :, :2].abs().max() == 0
+
+
+def test_a_rank_of_nothing_is_refused():
+    with pytest.raises(InputError, match="rank: expected 1 or more, got 0"):
+        SVDConfig(rank=0)
