@@ -111,7 +111,7 @@ class SinkhornConfig(MechanismConfig):
 class SinkhornState(State):
     """All keys and values, and the sorting so far.
 
-    `column_sums` [B, H, iterations, N] has the column sums of the N blocks so far (`balancing`). `last` has
+    `column_sums` [B, H, iterations, N] has the column sums of the N blocks so far (`definition`). `last` has
     the keys and values [B, H, 1, size, D] sorted into the place of the last block that began.
     """
 
