@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.functional.backends.tiled.run import TILES
+from polyformer.attention.functional.backends.tiled.tiles import TileSizes
 from polyformer.attention.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.core.sequence.context import Context
 

@@ -19,9 +19,6 @@ LINES, FUNCTION_LINES = 450, 60
 EMPTY_NAMES = {"one", "found", "given", "told", "made", "written"}
 """Names that say how a value came about, not what it is."""
 
-INHERITED = {"build", "examples", "new_state"}
-"""Methods that the base classes of members document; a member describes only what is particular to it."""
-
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -45,16 +42,44 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def public(node: ast.AST) -> Iterator[Definition]:
-    """Public classes, functions and methods, not those inside of functions; of overloads the last."""
+def public(
+    node: ast.AST, owner: ast.ClassDef | None = None
+) -> Iterator[tuple[ast.ClassDef | None, Definition]]:
+    """Public classes, functions and methods, with the class of a method; not those inside of functions, and
+    of overloads the last."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition) and not child.name.startswith("_"):
             if not any(ast.unparse(decorator) == "overload" for decorator in child.decorator_list):
-                yield child
+                yield owner, child
             if isinstance(child, ast.ClassDef):
-                yield from public(child)
+                yield from public(child, child)
         elif isinstance(child, ast.If | ast.Try):
-            yield from public(child)
+            yield from public(child, owner)
+
+
+@functools.cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """The classes of the package by their names."""
+    result: dict[str, list[ast.ClassDef]] = {}
+    for file in PACKAGE:
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ClassDef):
+                result.setdefault(node.name, []).append(node)
+    return result
+
+
+def inherits_docstring(owner: ast.ClassDef | None, method: str) -> bool:
+    """Whether a base class of the package documents a method, directly or by its own base classes."""
+    if owner is None:
+        return False
+    names = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in owner.bases)
+    for base in (base for name in names if name != owner.name for base in classes().get(name, [])):
+        for node in base.body:
+            if isinstance(node, Definition) and node.name == method and ast.get_docstring(node):
+                return True
+        if inherits_docstring(base, method):
+            return True
+    return False
 
 
 def names(tree: ast.AST) -> Iterator[str]:
@@ -85,10 +110,11 @@ def test_names_say_what_things_are_and_the_formatter_is_obeyed():
 
 def test_what_is_public_has_a_docstring():
     def missing(file: Path) -> list[str]:
-        undocumented = (node.name for node in public(tree_of(file)) if ast.get_docstring(node) is None)
-        return [name for name in undocumented if name not in INHERITED]
+        undocumented = (pair for pair in public(tree_of(file)) if ast.get_docstring(pair[1]) is None)
+        return [node.name for owner, node in undocumented if not inherits_docstring(owner, node.name)]
 
     assert not offenders(PACKAGE, missing)
+    assert not inherits_docstring(classes()["Window"][0], "keys_after")
 
 
 def hidden_warnings(file: Path) -> Iterator[str]:

@@ -29,27 +29,19 @@ LEVELS = [
 """A package imports from itself and from packages of earlier levels only."""
 
 SHARED = {
-    "attention.positions": {"base", "sink_cache"},
+    "attention.positions": {"base", "rope_extensions"},
     "attention.patterns": {
-        *(
-            "base",
-            "block_base",
-            "structure",
-            "by_distance",
-            "composition",
-            "expression",
-            "global_base",
-            "implied",
-            "layout",
-        ),
-        *("mods", "mod_cache", "mod_program", "residue_class", "source_base", "user_defined"),
+        *("base", "block_base", "call_parts", "composition", "global_base", "implied", "layout", "mods"),
+        "mod_program",
     },
-    "attention.mechanisms": {"base", "cached", "pair_terms", "pair_weights", "some_heads", "spans"},
+    "attention.mechanisms": {
+        *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
+    },
     "nn.cache": {"base"},
     "nn.memory": {"base", "recurrent", "search", "store"},
     "nn.depth": {"base", "recording"},
-    "nn.feedforward": {"base"},
-    "nn.block": {"base"},
+    "nn.feedforward": {"feedforward"},
+    "nn.block": {"wirings"},
     "nn.heads": {"base", "problem_types", "transform", "vocabulary"},
     "models.presets": {"base"},
     "training.objectives": {"base"},

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from mutants import candidates, in_a_fork, install, mutated
-from polyformer.attention.positions.rope.rope import frequencies
+from polyformer.attention.positions.rope import frequencies
 
-FREQUENCIES = "src/polyformer/attention/positions/rope/rope.py", "frequencies"
+FREQUENCIES = "src/polyformer/attention/positions/rope.py", "frequencies"
 
 
 def test_every_mutation_changes_the_code() -> None:

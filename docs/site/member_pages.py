@@ -17,6 +17,7 @@ from snippets import expression, python, shell
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.documentation import Member, members
+from polyformer.cli.plots.pages import described
 from polyformer.core.config import Config, type_hints
 from polyformer.core.ranges import ranges
 from polyformer.core.registry import in_package
@@ -93,10 +94,12 @@ def title(member: Member) -> str:
 
 
 def docstring(member: Member) -> str:
-    """Return the docstring with the idea: from the class of a pattern, or the module of a configuration."""
+    """Return the docstring with the idea: from the class of a pattern, or the file of a configuration."""
     own = inspect.cleandoc(member.cls.__doc__ or "")
     if issubclass(member.cls, Pattern):
         return own
+    if shared := described(member.name, member.cls):
+        return shared
     module = inspect.cleandoc("x\n" + (sys.modules[member.cls.__module__].__doc__ or ""))[2:]
     return f"{module.strip()}\n\n{own}" if module else own
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.source_base import SourcePattern
+from polyformer.attention.patterns.between_sequences import SourcePattern
 from polyformer.cli.documentation import Member
 from polyformer.core.config import Config
 

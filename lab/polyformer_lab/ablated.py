@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from polyformer.attention.mechanisms.recurrence.retention import Retention, RetentionConfig
+from polyformer.attention.mechanisms.recurrence.members import Retention, RetentionConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.ranges import PositiveShare
-from polyformer.nn.block.base import Block, BlockConfig, SubLayer
+from polyformer.nn.block.wirings import Block, BlockConfig, SubLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.patterns import Pattern
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
+from polyformer.nn.feedforward.feedforward import FeedForward, FeedForwardConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

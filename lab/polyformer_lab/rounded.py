@@ -14,7 +14,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from polyformer.nn.feedforward.dense import Dense, DenseConfig
+from polyformer.nn.feedforward.feedforward import Dense, DenseConfig
 
 Bits = Annotated[int, Interval(ge=2, le=16)]
 

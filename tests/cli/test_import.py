@@ -241,7 +241,7 @@ def test_a_name_like_those_of_this_project_is_not_imported(
         (
             "taken_name.py",
             "from polyformer import Pattern\nclass Window(Pattern): ...",
-            "the name is taken by polyformer.attention.patterns.window.Window",
+            "the name is taken by polyformer.attention.patterns.windows.Window",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from members import LENGTH, Case, bases, fits, numbered, shrunk, with_part
 from variants import VARIANTS
 
 from polyformer.attention.positions import PositionConfig, RopeConfig
-from polyformer.attention.positions.rope.context_extension import RopeExtensionConfig
+from polyformer.attention.positions.rope_extensions import RopeExtensionConfig
 from polyformer.cli.commands.show import costs_by_length
 from polyformer.cli.plots.cost import cost
 from polyformer.cli.plots.tree import tree

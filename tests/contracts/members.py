@@ -18,8 +18,8 @@ from variants import VARIANTS, Family, replaced
 from polyformer.attention.mechanisms import LSHConfig, RoutingConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern, SourceSpans
-from polyformer.attention.patterns.marked import reads_marks
-from polyformer.attention.patterns.source_base import is_between_sequences
+from polyformer.attention.patterns.between_sequences import is_between_sequences
+from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.attention.positions import (
     LearnedConfig,
     PositionConfig,

@@ -12,7 +12,7 @@ from selection import mechanisms, patterns
 
 from polyformer.attention.mechanisms import PairWeights, SoftmaxConfig
 from polyformer.attention.mechanisms.base import ALTERNATIVES, CAPABILITIES, MechanismConfig
-from polyformer.attention.patterns.source_base import is_between_sequences
+from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.attention.positions import (
     AlibiConfig,
     NoPositionConfig,
@@ -20,7 +20,7 @@ from polyformer.attention.positions import (
     RopeConfig,
     Shape,
 )
-from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
+from polyformer.attention.positions.rope_extensions import DynamicNtkConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context_parallel import ContextParallel, use_context_parallel

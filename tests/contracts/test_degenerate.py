@@ -10,7 +10,7 @@ from selection import DECODING, cases, mechanisms
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.patterns.source_base import is_between_sequences
+from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context import Context

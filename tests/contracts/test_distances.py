@@ -26,12 +26,12 @@ from polyformer.attention.mechanisms import (
     MemoryCompressedConfig,
     RoutingConfig,
     SoftmaxConfig,
+    compressed_slots,
 )
 from polyformer.attention.mechanisms import pair_terms as pair_terms_module
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.lsh import lsh as lsh_module
-from polyformer.attention.mechanisms.lsh import sorted_terms
-from polyformer.attention.mechanisms.memory_compressed import slot_terms
+from polyformer.attention.mechanisms.lsh import sorted_attention
 from polyformer.attention.mechanisms.routing import interval_attention
 from polyformer.attention.positions import (
     AlibiConfig,
@@ -47,7 +47,7 @@ from polyformer.attention.positions import (
     T5BiasConfig,
     TransformerXLConfig,
 )
-from polyformer.attention.positions.alibi import slopes as slopes_of
+from polyformer.attention.positions.by_distance import slopes as slopes_of
 from polyformer.core.sequence.context import Context
 
 HEADS, WIDTH = 2, 4
@@ -117,9 +117,9 @@ def test_tiles_one_after_another_are_all_at_once(
     mechanism: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Several blocks of queries, each computed alone."""
-    for module in (sorted_terms, interval_attention, slot_terms):
+    for module in (sorted_attention, interval_attention, compressed_slots):
         monkeypatch.setattr(module, "max_elements", lambda q, terms: 1)
-    monkeypatch.setattr(slot_terms, "BLOCK", 16)
+    monkeypatch.setattr(compressed_slots, "BLOCK", 16)
     config, context = CHOOSING[mechanism], Context(75, 75, causal=True)
     results = []
     for form in (config, config.definition()):

@@ -19,7 +19,7 @@ from members import Case, distinct, shrunk
 from selection import cases
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.functional.backends.tiled.run import TILES
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,

@@ -19,7 +19,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.positions import PositionConfig
-from polyformer.attention.positions.rope.length_extension import LengthExtensionConfig
+from polyformer.attention.positions.rope_extensions import LengthExtensionConfig
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context import Context

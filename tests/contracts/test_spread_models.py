@@ -7,7 +7,7 @@ from selection import SINGLE, cases
 
 from launching import launch, run_checks
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.mechanisms.linear.performer import PerformerConfig
+from polyformer.attention.mechanisms.linear.feature_attention import PerformerConfig
 from polyformer.attention.patterns import Aligned, Global, Window
 from polyformer.attention.positions import AlibiConfig, EtcLabelsConfig
 from polyformer.core.errors import InputError

@@ -13,6 +13,7 @@ import polyformer.cli.commands as commands
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import PositionConfig
 from polyformer.cli.documentation import Member, members
+from polyformer.cli.plots.pages import described
 from polyformer.core.config import Config
 from polyformer.core.registry import in_package
 
@@ -33,6 +34,14 @@ def test_every_member_has_a_page_and_every_file_a_member():
 def test_every_member_of_a_model_has_an_equation():
     lacking = [f"{m.axis} {m.name}" for m in MEMBERS if m.axis not in TRAINING and not has_equation(m)]
     assert not lacking, f"say it in docs/members/AXIS/NAME.md or in the docstring: {lacking}"
+
+
+def test_a_table_of_equations_has_a_row_for_every_member_of_its_file():
+    """A file with a row for one of its members has a row for each."""
+    configs = [member for member in MEMBERS if member.axis != "Pattern"]
+    tables = {m.cls.__module__ for m in configs if described(m.name, m.cls)}
+    assert len(tables) > 3
+    assert not [m.name for m in configs if m.cls.__module__ in tables and not described(m.name, m.cls)]
 
 
 def test_pages_in_the_repository_have_an_equation_and_say_when_to_use_the_member():

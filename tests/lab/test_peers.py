@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.mechanisms.linformer.linformer import Linformer
+from polyformer.attention.mechanisms.linformer import Linformer
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
 from polyformer_lab.bench import peers
 from polyformer_lab.bench.contenders import PEERS, _ours

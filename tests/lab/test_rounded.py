@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.nn.feedforward.dense import DenseConfig
+from polyformer.nn.feedforward.feedforward import DenseConfig
 from polyformer_lab.rounded import RoundedConfig, Rounding, with_rounding
 
 

@@ -102,7 +102,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         "nn/stack/adaptive_embedding.py",
         lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),
     ),
-    "experts": ("nn/feedforward/experts/", lambda: trained(feedforward="experts")),
+    "experts": ("nn/feedforward/experts.py", lambda: trained(feedforward="experts")),
     "padding": ("core/sequence/unpadding.py", lambda: read(PADDED)),
     "terms by distance": ("attention/functional/relative.py", lambda: trained(position="alibi")),
     "tiles": (

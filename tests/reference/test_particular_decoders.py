@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import polyformer
 from polyformer.attention.mechanisms import LSHConfig
-from polyformer.attention.positions.rope.context_extension import NtkConfig
+from polyformer.attention.positions.rope_extensions import NtkConfig
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import FAMILIES

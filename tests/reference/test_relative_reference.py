@@ -19,8 +19,7 @@ from polyformer.attention.positions import (
     TransformerXLConfig,
     sinusoids,
 )
-from polyformer.attention.positions.alibi import slopes
-from polyformer.attention.positions.t5 import buckets
+from polyformer.attention.positions.by_distance import buckets, slopes
 from polyformer.core.sequence.context import Context
 from polyformer.nn.stack import AttentionConfig, MultiHeadAttention
 

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.positions import RopeConfig, Shape, Site
-from polyformer.attention.positions.rope.context_extension import (
+from polyformer.attention.positions.rope import frequencies
+from polyformer.attention.positions.rope_extensions import (
+    DynamicNtkConfig,
     InterpolationConfig,
     Llama3Config,
+    LongRopeConfig,
     NtkConfig,
     YarnConfig,
 )
-from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig, LongRopeConfig
-from polyformer.attention.positions.rope.rope import frequencies
 from polyformer.core.sequence.context import Context
 
 transformers = pytest.importorskip("transformers")

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 
-from polyformer.nn.feedforward.dense import Dense
+from polyformer.nn.feedforward.feedforward import Dense
 from polyformer_lab.cells import Cell, Row, measurement
 
 

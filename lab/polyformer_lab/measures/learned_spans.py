@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator
 
-from polyformer.attention.mechanisms.adaptive_span import spans
+from polyformer.attention.mechanisms.spans import spans
 from polyformer_lab.cells import Cell, Row, measurement
 
 

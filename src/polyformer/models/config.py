@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from polyformer.attention.patterns import Pattern
-from polyformer.attention.patterns.source_base import check_between_sequences
+from polyformer.attention.patterns.between_sequences import check_between_sequences
 from polyformer.attention.positions import LearnedConfig, LearnedPerLayerConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_cases import LargestTensor, random_context
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.functional.splits.by_residue_class import alternatives, disjoint_by_step
+from polyformer.attention.functional.splits import alternatives, disjoint_by_step
 from polyformer.attention.patterns import Fixed, Global, Pattern, PerHead, Strided, Window
 from polyformer.attention.patterns.implied import Full
 from polyformer.core.sequence.context import Context

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attention_cases import LargestTensor, dense, patterns, random_context
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.functional.backends import block_masks, flex
-from polyformer.attention.functional.backends.block_masks import BLOCK
+from polyformer.attention.functional.backends import flex
+from polyformer.attention.functional.backends.flex import BLOCK
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import BlockWindow, Causal, Documents, Global, Pattern, PerHead, Window
 from polyformer.attention.patterns.implied import Full, implied
@@ -31,9 +31,7 @@ def block_mask(
     """The BlockMask of a call of this pattern."""
     shapes = (batch, heads, context.q_len, 16), (batch, heads, context.kv_len, 16)
     q, k = (torch.empty(1, device=device).expand(shape) for shape in shapes)
-    return block_masks.block_mask(
-        dataclasses.replace(prepare(Call(q, k, k, context=context)), pattern=pattern)
-    )
+    return flex.block_mask(dataclasses.replace(prepare(Call(q, k, k, context=context)), pattern=pattern))
 
 
 def blocks_of(counts: Tensor, indices: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def test_the_block_mask_covers_the_mask(
     assert torch.equal(full.expand_as(every), every)
     assert not (some & full).any()
     assert blocks.seq_lengths == (queries, queries + past)
-    some, full = block_masks.blocks_by_layout(pattern, context, CPU)
+    some, full = flex.blocks_by_layout(pattern, context, CPU)
     assert (needed <= some).all(), "a block is missed"
     assert (full <= every).all(), "full is not full"
 
@@ -96,10 +94,10 @@ def test_rows_and_heads_have_their_own_blocks() -> None:
 
 
 def test_full_blocks_are_where_the_layout_has_them() -> None:
-    some, full = block_masks.blocks_by_layout(Window(256), Context(1024, 1024), CPU)
+    some, full = flex.blocks_by_layout(Window(256), Context(1024, 1024), CPU)
     assert full.sum(-1).flatten().tolist() == [2, 3, 3, 3, 3, 3, 3, 2]
     assert (some & ~full).sum(-1).flatten().tolist() == [1, 1, 2, 2, 2, 2, 1, 1]
-    some, full = block_masks.blocks_by_layout(Full(), Context(1024, 1024), CPU)
+    some, full = flex.blocks_by_layout(Full(), Context(1024, 1024), CPU)
     assert some.all()
     assert full.all()
 
@@ -111,7 +109,7 @@ def test_no_more_pairs_are_evaluated_than_the_limit() -> None:
     assert seen.largest <= 2 * (length // BLOCK) * (length // BLOCK + 1)
     with LargestTensor() as seen:
         block_mask(Window(300), Context(8192, 8192))
-    assert seen.largest <= 2 * block_masks.TOGETHER
+    assert seen.largest <= 2 * flex.TOGETHER
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -13,9 +13,8 @@ from polyformer.attention.functional.backends import flex
 from polyformer.attention.mechanisms.spans import Spans
 from polyformer.attention.patterns import Blockwise, GlobalEnd, Links, Pattern, PerHead
 from polyformer.attention.patterns.base import TabulatedPattern
-from polyformer.attention.patterns.call_part import InPart
+from polyformer.attention.patterns.call_parts import InPart, InResidueClass
 from polyformer.attention.patterns.global_base import DocumentEndPattern, GlobalKeys
-from polyformer.attention.patterns.residue_class import InResidueClass
 from polyformer.core.sequence.context import Context
 from registered import EVERYTHING, registered
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.functional.backends import block_masks, definition, flex, sdpa
+from polyformer.attention.functional.backends import definition, flex, sdpa
 from polyformer.attention.functional.plan import BACKENDS
 from polyformer.attention.mechanisms.spans import Spans
 from polyformer.attention.patterns import Causal, Fixed, Full, Global, PerHead, Strided, Window
@@ -198,7 +198,7 @@ def test_flex_computes_heads_with_a_table_of_spans_together(monkeypatch: pytest.
         spans = Spans(tuple((64 * head,) for head in range(tensors[0].shape[1])))
         for pattern in (spans, spans & Causal()):
             assert str(explain(*tensors, pattern=pattern, backend="flex")) == "flex (first choice)"
-        monkeypatch.setattr(block_masks, "EVALUATED", 1)
+        monkeypatch.setattr(flex, "EVALUATED", 1)
         assert str(explain(*tensors, pattern=spans, backend="flex")).startswith("by head")
         monkeypatch.undo()
         monkeypatch.setattr(flex, "refuses", lambda request: None)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from launching import launch, run_checks
 from polyformer.attention.functional.attend import attend, explain
-from polyformer.attention.functional.context_parallel.needs import find_needs, imbalance
-from polyformer.attention.functional.context_parallel.traffic import counted_transfers
+from polyformer.attention.functional.key_exchange import counted_transfers, find_needs, imbalance
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Strided, Window
 from polyformer.core.errors import InputError

@@ -5,9 +5,9 @@ from spread_cases import HEADS, LENGTH, assert_spread_equals_whole, random_input
 from torch import Tensor
 
 from launching import launch, run_checks
-from polyformer.attention.functional.context_parallel.traffic import counted_transfers
+from polyformer.attention.functional.key_exchange import counted_transfers
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.mechanisms.linformer.length_projections import PROJECTIONS
+from polyformer.attention.mechanisms.length_projections import PROJECTIONS
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import shard_sequence
 from registered import registered

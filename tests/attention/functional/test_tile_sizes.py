@@ -7,10 +7,9 @@ import torch
 
 from attention_cases import assert_same, random_context, results, small_tiles, tensors
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.backends.tiled import tuning, work_items
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
-from polyformer.attention.functional.backends.tiled.tuning import TILES
+from polyformer.attention.functional.backends.tiled import run, work_items
+from polyformer.attention.functional.backends.tiled.run import TILES
+from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, TileSizes
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
@@ -90,7 +89,7 @@ def test_keys_read_again_lie_side_by_side_and_others_stay_where_they_are() -> No
 
 
 def test_tiles_are_measured_with_one_thread_and_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "core_cache", lambda: 512 << 10)
+    monkeypatch.setattr(run, "core_cache", lambda: 512 << 10)
     with threads(2):
         sizes = TILES.measured()
         assert torch.get_num_threads() == 2

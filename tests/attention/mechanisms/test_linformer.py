@@ -8,11 +8,11 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.mechanisms.linformer.length_projections import (
+from polyformer.attention.mechanisms.length_projections import (
     ConvolutionProjection,
     LinearProjection,
 )
-from polyformer.attention.mechanisms.linformer.linformer import SHARING, Linformer
+from polyformer.attention.mechanisms.linformer import SHARING, Linformer
 from polyformer.attention.positions import LearnedConfig
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded

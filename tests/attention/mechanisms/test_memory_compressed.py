@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.mechanisms import MemoryCompressedConfig
-from polyformer.attention.mechanisms.memory_compressed.memory_compressed import (
+from polyformer.attention.mechanisms.memory_compressed import (
     CompressedState,
     MemoryCompressed,
 )

@@ -10,8 +10,7 @@ import polyformer
 from pairwise import pairwise
 from polyformer.attention.mechanisms import PerformerConfig, RFAConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
-from polyformer.attention.mechanisms.linear import causal as sweep
-from polyformer.attention.mechanisms.linear import sums
+from polyformer.attention.mechanisms.linear import passes, sums
 from polyformer.attention.mechanisms.linear.feature_attention import LinearState
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
 from polyformer.core.errors import InputError
@@ -242,7 +241,7 @@ def test_the_lengths_of_runs_change_rounding_alone(
 ):
     """Outputs and gradients are those of the definition, whatever a core's cache holds."""
     monkeypatch.setattr(sums, "LEAST_RUN", 3)
-    monkeypatch.setattr(sweep, "RUN", 16)
+    monkeypatch.setattr(passes, "RUN", 16)
     monkeypatch.setattr(sums, "cache_capacity", lambda like: cache // 8)
     results = []
     for form in (config, config.definition()):

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from launching import torchrun
 from polyformer.attention.mechanisms import RoutingConfig
-from polyformer.attention.mechanisms.routing import centroids, interval_attention, interval_tiles
-from polyformer.attention.mechanisms.routing.centroids import Centroids
-from polyformer.attention.mechanisms.routing.routing import Routing
+from polyformer.attention.mechanisms.routing import interval_attention, interval_tiles, routing
+from polyformer.attention.mechanisms.routing.routing import Centroids, Routing
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
@@ -86,7 +85,7 @@ def test_backward_in_parts_is_the_definition(held: int, kept: int, monkeypatch: 
     """Tiles that share keys, one by one or many at once; weights computed again or kept."""
     monkeypatch.setattr(interval_tiles, "BLOCK", 20)
     monkeypatch.setattr(interval_attention, "cache_capacity", lambda like: held)
-    monkeypatch.setattr(centroids, "cache_capacity", lambda like: held)
+    monkeypatch.setattr(routing, "cache_capacity", lambda like: held)
     monkeypatch.setattr(interval_attention, "MAX_SAVED", kept)
     config = RoutingConfig(clusters=3, window=40, local_heads=0)
     results = []

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.mechanisms import SinkhornConfig, SortCutConfig
-from polyformer.attention.mechanisms.sinkhorn.balancing import sinkhorn_balance
 from polyformer.attention.mechanisms.sinkhorn.blocks import sort_blocks
+from polyformer.attention.mechanisms.sinkhorn.definition import sinkhorn_balance
 from polyformer.attention.mechanisms.sinkhorn.sinkhorn import Sinkhorn, SinkhornState
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded

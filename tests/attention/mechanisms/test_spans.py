@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.functional.backends.tiled.tiles import TileSizes, plan
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig, SoftmaxConfig
-from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpan, spans
-from polyformer.attention.mechanisms.spans import Spans
+from polyformer.attention.mechanisms.spans import AdaptiveSpan, Spans, spans
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.layout import count
 from polyformer.attention.positions import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig

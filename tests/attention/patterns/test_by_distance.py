@@ -9,11 +9,10 @@ from torch import Tensor
 
 from attention_cases import dense, random_context
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import plan
+from polyformer.attention.functional.backends.tiled.tiles import TileSizes, plan
 from polyformer.attention.patterns import Causal, Pattern, Window
-from polyformer.attention.patterns.by_distance import ByDistance
 from polyformer.attention.patterns.layout import Keys
+from polyformer.attention.patterns.windows import ByDistance
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 

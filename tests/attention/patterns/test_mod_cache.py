@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
-from polyformer.attention.patterns import mod_cache, mods
+from polyformer.attention.patterns import mods
 from polyformer.attention.patterns.mods import Mod
 from polyformer.core.sequence.context import Context
 
@@ -136,7 +136,7 @@ def test_a_cached_mod_is_freed_with_its_function() -> None:
     table = torch.randn(8, dtype=torch.float64)
     mod = biased(table)
     outputs(mod)
-    assert mod in mod_cache._kept
+    assert mod in mods._kept
     ends = weakref.ref(mod), weakref.ref(table)
     del mod, table
     gc.collect()
@@ -145,6 +145,6 @@ def test_a_cached_mod_is_freed_with_its_function() -> None:
 
 def test_a_captured_function_may_read_lists() -> None:
     lists = [1, 2]
-    assert mod_cache._captures(lambda b, h, i, j: i - j < lists[0]) is None
-    assert mod_cache._captures(lambda b, h, i, j: torch.where(i > j, i, j) < 1) is not None
-    assert mod_cache._captures(lambda b, h, i, j: getattr(i, "x") < 1) is None  # noqa: B009
+    assert mods._captures(lambda b, h, i, j: i - j < lists[0]) is None
+    assert mods._captures(lambda b, h, i, j: torch.where(i > j, i, j) < 1) is not None
+    assert mods._captures(lambda b, h, i, j: getattr(i, "x") < 1) is None  # noqa: B009

@@ -13,8 +13,8 @@ from attention_cases import assert_same, dense, random_context, results, tensors
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full, PerHead, Strided, Window
+from polyformer.attention.patterns.composition import as_pattern
 from polyformer.attention.patterns.mods import Mod
-from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer

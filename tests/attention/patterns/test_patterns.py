@@ -7,9 +7,9 @@ from torch import Tensor
 
 from attention_cases import dense, patterns
 from polyformer.attention.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
+from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.attention.patterns.implied import implied, runs
 from polyformer.attention.patterns.layout import Keys, Row
-from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context, positions_from_mask
 

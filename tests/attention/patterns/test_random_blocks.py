@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns import Padding, PerHead, Random
+from polyformer.attention.patterns.blocks import draws
 from polyformer.attention.patterns.layout import count
-from polyformer.attention.patterns.random_blocks import draws
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context, positions_from_mask
 

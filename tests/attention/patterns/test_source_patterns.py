@@ -9,8 +9,8 @@ from torch import Tensor
 from polyformer import InputError
 from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.patterns import Aligned, Full, Pattern, PerHead, SourceSpans, WaitK, Window
+from polyformer.attention.patterns.between_sequences import check_between_sequences, check_within_sequence
 from polyformer.attention.patterns.layout import count
-from polyformer.attention.patterns.source_base import check_between_sequences, check_within_sequence
 from polyformer.core.sequence.context import Context
 
 ROWS, TARGET, SOURCE = 3, 23, 41

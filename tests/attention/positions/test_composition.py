@@ -24,7 +24,7 @@ from polyformer.attention.positions import (
     T5BiasConfig,
     TransformerXLConfig,
 )
-from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs

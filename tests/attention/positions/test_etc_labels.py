@@ -11,7 +11,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import ETC
 from polyformer.attention.positions import EtcLabelsConfig, Shape, Site
-from polyformer.attention.positions.etc_labels import EtcLabels
+from polyformer.attention.positions.labels import EtcLabels
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer

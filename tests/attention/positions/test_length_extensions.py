@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polyformer import create_model
 from polyformer.attention.positions import RopeConfig, Shape, Site
-from polyformer.attention.positions.rope.length_extension import (
+from polyformer.attention.positions.rope_extensions import (
     DynamicNtkConfig,
     LengthExtensionConfig,
     LongRopeConfig,

@@ -10,13 +10,13 @@ from naive_schemes import NaiveRope
 from torch import Tensor
 
 from polyformer.attention.positions import RopeConfig, Shape
-from polyformer.attention.positions.rope.context_extension import (
+from polyformer.attention.positions.rope import Rope, frequencies
+from polyformer.attention.positions.rope_extensions import (
     InterpolationConfig,
     NtkConfig,
     RopeExtensionConfig,
     YarnConfig,
 )
-from polyformer.attention.positions.rope.rope import Rope, frequencies
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
@@ -92,7 +92,7 @@ def test_far_positions_are_exact_in_float32():
 def test_the_waves_are_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch):
     calls = []
     monkeypatch.setattr(
-        "polyformer.attention.positions.rope.rope.frequencies", lambda *a: calls.append(a) or frequencies(*a)
+        "polyformer.attention.positions.rope.frequencies", lambda *a: calls.append(a) or frequencies(*a)
     )
     position, context, x = rope(), Context(4, 4), torch.randn(1, 1, 4, 8)
     for site in SITE:

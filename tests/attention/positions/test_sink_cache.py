@@ -9,8 +9,8 @@ from naive import Naive, Pair, attention, randomised
 from torch import Tensor
 
 from polyformer.attention.positions import PositionConfig, SinkCache
-from polyformer.attention.positions.rope.length_extension import DynamicNtkConfig
-from polyformer.attention.positions.rope.rope import RopeConfig
+from polyformer.attention.positions.rope import RopeConfig
+from polyformer.attention.positions.rope_extensions import DynamicNtkConfig
 from polyformer.core.errors import InputError
 
 CACHE = SinkCache(first=2, length=3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyformer
-from polyformer.attention.functional.context_parallel.exchange import _ToPeers
+from polyformer.attention.functional.key_exchange import _ToPeers
 from polyformer.core.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")

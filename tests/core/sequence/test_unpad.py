@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.attend import attend, explain
 from polyformer.attention.functional.request import Call, prepare
-from polyformer.attention.functional.splits.by_document import document_lengths
+from polyformer.attention.functional.splits import document_lengths
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import PredictionConfig, TrajectoryConfig, TrajectoryTransformer
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, masking_utils
 
 import polyformer.models.transformers_attention  # noqa: F401  (it registers)
 from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.attention.patterns.implied import Full, implied
-from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.models.attached.mask import Description, Mask, create_mask
 
 CONFIG: Any = LlamaConfig(hidden_size=8, num_attention_heads=1)

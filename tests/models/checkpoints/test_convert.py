@@ -10,7 +10,7 @@ import polyformer
 from polyformer.attention.mechanisms import LinformerConfig, PerformerConfig, SoftmaxConfig
 from polyformer.attention.patterns import ETC, BlockWindow, Global, Marked, Random, Window
 from polyformer.attention.positions.rope import RopeConfig
-from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig

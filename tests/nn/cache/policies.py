@@ -10,8 +10,7 @@ from torch import Tensor
 import polyformer
 from polyformer.attention.mechanisms.base import Mechanism, PositionTerms
 from polyformer.attention.positions import BoundPosition
-from polyformer.attention.positions.alibi import Alibi
-from polyformer.attention.positions.t5 import T5Bias, buckets
+from polyformer.attention.positions.by_distance import Alibi, T5Bias, buckets
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import polyformer
 from polyformer.attention.patterns import Window
-from polyformer.attention.positions.alibi import AlibiConfig
-from polyformer.attention.positions.step_sinusoid import StepSinusoidConfig
+from polyformer.attention.positions.added import StepSinusoidConfig
+from polyformer.attention.positions.by_distance import AlibiConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs

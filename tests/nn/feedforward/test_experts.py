@@ -21,7 +21,7 @@ from polyformer.nn.feedforward import (
     GatedConfig,
     SeparableConvolutionConfig,
 )
-from polyformer.nn.feedforward.experts.routing import balance_loss, within_capacity
+from polyformer.nn.feedforward.experts import balance_loss, within_capacity
 
 SMALL = DenseConfig(intermediate_size=7)
 

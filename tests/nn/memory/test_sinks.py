@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms import AlternateConfig, LSHConfig, MechanismConfig, SoftmaxConfig
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import LearnedConfig, PositionConfig, RopeConfig, T5BiasConfig
-from polyformer.attention.positions.rope.context_extension import YarnConfig
+from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence import reach
 from polyformer.models.architectures import Transformer

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyformer.attention.functional.context_parallel.traffic import counted_transfers
+from polyformer.attention.functional.key_exchange import counted_transfers
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config

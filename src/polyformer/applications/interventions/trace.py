@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyformer.applications.interventions.sites import AttentionSite, hooked_sites
 from polyformer.attention.patterns import Full, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern
-from polyformer.attention.patterns.user_defined import as_pattern
+from polyformer.attention.patterns.composition import as_pattern
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 

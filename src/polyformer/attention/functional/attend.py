@@ -30,9 +30,8 @@ from polyformer.attention.functional.request import (
     requires_gradients,
 )
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where, parts_in
-from polyformer.attention.patterns.composition import simple_parts
-from polyformer.attention.patterns.mod_cache import rule_key
-from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.patterns.composition import MaskModPattern, simple_parts
+from polyformer.attention.patterns.mods import rule_key
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.instrumentation import installed
 from polyformer.core.ops.precision import autocast_device, in_autocast_type, is_autocast, without_autocast

@@ -7,18 +7,18 @@ from typing import TypeAlias
 import torch
 
 from polyformer.attention.functional.backends import blocks, definition, flex, sdpa
-from polyformer.attention.functional.backends.blocks import QueryBlocks
+from polyformer.attention.functional.backends.blocks import QueryBlocks, current_graph_calls
 from polyformer.attention.functional.backends.tiled import run as tiled
-from polyformer.attention.functional.context_parallel.needs import Needs
-from polyformer.attention.functional.context_parallel.parts import numbered, part_request
-from polyformer.attention.functional.context_parallel.run import STRATEGIES, choose_strategy
-from polyformer.attention.functional.graph_calls import current_graph_calls
+from polyformer.attention.functional.context_parallel import (
+    STRATEGIES,
+    choose_strategy,
+    numbered,
+    part_request,
+)
 from polyformer.attention.functional.isolation import empty, run_isolated
+from polyformer.attention.functional.key_exchange import Needs
 from polyformer.attention.functional.request import Request, is_traced
-from polyformer.attention.functional.splits.base import Result, Split
-from polyformer.attention.functional.splits.by_document import by_document
-from polyformer.attention.functional.splits.by_head import by_head
-from polyformer.attention.functional.splits.by_residue_class import by_residue_class
+from polyformer.attention.functional.splits import Result, Split, by_document, by_head, by_residue_class
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.instrumentation import installed
 from polyformer.core.ops.softmax import recording

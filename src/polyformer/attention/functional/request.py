@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
+from polyformer.attention.patterns.between_sequences import is_between_sequences
+from polyformer.attention.patterns.composition import MaskModPattern, as_pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.mods import Mod, broadcasts, is_own
-from polyformer.attention.patterns.source_base import is_between_sequences
-from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import is_recorded
 from polyformer.core.instrumentation import Editor, Recorder, installed

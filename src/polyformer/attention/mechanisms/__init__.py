@@ -1,30 +1,30 @@
 """Attention mechanisms, one file or package each."""
 
-from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
-from polyformer.attention.mechanisms.chosen_blocks.moba import MobaConfig
-from polyformer.attention.mechanisms.chosen_blocks.nsa import NSAConfig
-from polyformer.attention.mechanisms.chosen_blocks.top_blocks import TopBlocksConfig
-from polyformer.attention.mechanisms.differential import DifferentialConfig
-from polyformer.attention.mechanisms.dynamic_span import DynamicSpanConfig
-from polyformer.attention.mechanisms.forgetting import ForgettingConfig
-from polyformer.attention.mechanisms.linear.performer import PerformerConfig
-from polyformer.attention.mechanisms.linear.rfa import RFAConfig
+from polyformer.attention.mechanisms.chosen_blocks import MobaConfig, NSAConfig, TopBlocksConfig
+from polyformer.attention.mechanisms.linear.feature_attention import PerformerConfig, RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
 from polyformer.attention.mechanisms.lsh import LSHConfig
 from polyformer.attention.mechanisms.memory_compressed import MemoryCompressedConfig
 from polyformer.attention.mechanisms.pair_weights import PairWeights, PairWeightsConfig
-from polyformer.attention.mechanisms.recurrence.delta import DeltaConfig
-from polyformer.attention.mechanisms.recurrence.gated_delta import GatedDeltaConfig
-from polyformer.attention.mechanisms.recurrence.gla import GLAConfig
-from polyformer.attention.mechanisms.recurrence.linear import LinearAttentionConfig
-from polyformer.attention.mechanisms.recurrence.retention import RetentionConfig
-from polyformer.attention.mechanisms.recurrence.ssd import SSDConfig
+from polyformer.attention.mechanisms.recurrence.members import (
+    DeltaConfig,
+    GatedDeltaConfig,
+    GLAConfig,
+    LinearAttentionConfig,
+    RetentionConfig,
+    SSDConfig,
+)
 from polyformer.attention.mechanisms.routing import RoutingConfig
 from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
-from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
-from polyformer.attention.mechanisms.svd import SVDConfig
+from polyformer.attention.mechanisms.softmax_attention import (
+    DifferentialConfig,
+    ForgettingConfig,
+    SoftmaxConfig,
+    SVDConfig,
+)
+from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.core.registry import import_modules
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""The base of a mechanism of your own: you write the weights of the pairs, this base does the rest.
+"""Bases of mechanisms with a weight for each pair of tokens.
+
+`CachedAttention` attends to the keys of a KV cache by `attend`. `PairWeights` is the base of a mechanism of
+your own: you write the weights of the pairs, this base does the rest.
 
     y_i = sum_j weights(score)_ij v_j        score_ij = q_i . k_j / sqrt(D), with the terms of the positions
 
@@ -9,19 +12,22 @@ Cost: all pairs of queries and keys, 2 Tq Tk (D + Dv) products per head, whateve
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.attend import attend_call
 from polyformer.attention.functional.dense_pairs import DensePairs
 from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink
 from polyformer.attention.functional.request import Call, prepare
-from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms
-from polyformer.attention.mechanisms.cached import CachedAttention
-from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
+from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.config import Config
-from polyformer.core.kv_cache import appended
+from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import edited_weights, record
@@ -29,6 +35,59 @@ from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
+
+
+class CachedAttention(Mechanism):
+    """Attention with a KV cache as state; `config` has the options `dropout` and `backend`."""
+
+    config: Any
+
+    def new_state(self, reserve: int) -> KeyValueCache:
+        return KeyValueCache(reserve=reserve)
+
+    def extended(self, state: State, k: Tensor, v: Tensor) -> State:
+        """Return the cache with the new keys and values appended."""
+        _, _, extended = appended(state, k, v)
+        assert extended is not None
+        return extended
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        position: PositionTerms,
+        *,
+        pattern: Pattern | None = None,
+        mods: Sequence[ScoreMod] = (),
+        scale: float | None = None,
+        sink: Tensor | None = None,
+    ) -> Tensor:
+        """Return softmax(scores) v [B, H, Tq, Dv] over all keys of the cache.
+
+        mods: functions of the scores, after the terms of the position scheme. sink: [H], the score of a key
+        without a value.
+        """
+        dropout, backend = self.config.dropout if self.training else 0.0, self.config.backend
+        if position is None and sink is None:
+            mod = chain_score_mods(mods) if mods else None
+            call = Call(q, k, v, pattern, None, None, mod, None, context, scale, dropout, backend)
+            return attend_call(call)
+        parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
+        of_position = None if position is None else position.score_mod(q, k, context)
+        options: dict[str, Any] = {
+            "score_mod": chain_score_mods((of_position, *mods)),
+            "relative": None if position is None else position.relative(q, k, context),
+            "context": context,
+            "scale": scale,
+            "dropout": dropout,
+            "backend": backend,
+        }
+        if sink is None:
+            return attend_parts(parts, v, pattern, **options)
+        return attend_with_sink(parts, v, pattern, sink, **options)
+
 
 MASKED_SCORE = -1e9
 """The score of a pair that is not allowed. It is finite, so that a learned factor has a gradient."""

@@ -1,27 +1,40 @@
-"""Softmax attention over a pattern of keys: softmax(q k^T / sqrt(D)) v, dense as in 2017, or sparse.
+"""Softmax attention over a pattern of keys, and members that change its weights P.
 
-With a soft cap c the scores are c tanh(s / c), after all terms of positions (Gemma Team 2024, section 2).
-With a sink each head learns the score b of a key without a value (OpenAI 2025, gpt-oss, section 2), so that
-weights may sum to less than 1: p_j = exp(s_j) / (exp(b) + sum_i exp(s_i)).
+    softmax        y = P v
+                   P = softmax(q k^T / sqrt(D)), dense as in 2017, or sparse
+    differential   y = (1 - lambda_0) norm((P - lambda P') [v, v'])
+                   lambda = exp(a . b) - exp(a' . b') + lambda_0
+                   lambda_0 = 0.8 - 0.6 exp(-0.3 l) in layer l = 0, 1, ...
+    forgetting     p_ij = softmax_j(q_i . k_j / sqrt(D) + F_i - F_j)
+                   F_i = sum_(l <= i) log f_l,  f_l = sigmoid(u_h . k_l + b_h)
+    svd            y = U_r S_r W_r^T v, the `rank` largest singular values of P = U S W^T
 
-Cost: 2 Tq Tk (D + Dv) products per head if the pattern is full, otherwise proportional to the keys it allows.
-Vaswani et al. 2017, section 3.2.
+The first three read the keys of a KV cache; `svd` is for encoders only.
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.int8_pairs import attend_to_integers
-from polyformer.attention.functional.score_options import soft_cap
-from polyformer.attention.mechanisms.base import PositionTerms
-from polyformer.attention.mechanisms.cached import CachedAttention
-from polyformer.attention.mechanisms.pair_weights import PairWeightsConfig
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.functional.parts import soft_cap
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms.base import DelegatedTerms, Mechanism, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWeightsConfig
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.patterns.score_steps import step
 from polyformer.core.int8_cache import Int8Cache, Int8Pairs
 from polyformer.core.kv_cache import appended
-from polyformer.core.ranges import PositiveFloat
+from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.softmax import softmax
+from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
@@ -30,6 +43,11 @@ from polyformer.core.state import State
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftmaxConfig(PairWeightsConfig):
     """Softmax attention: queries attend to the keys that a pattern allows.
+
+    With a soft cap c the scores are c tanh(s / c), after all terms of positions (Gemma Team 2024, section 2).
+    With a sink each head learns the score b of a key without a value (OpenAI 2025, gpt-oss, section 2), so
+    that weights may sum to less than 1: p_j = exp(s_j) / (exp(b) + sum_i exp(s_i)). Cost: 2 Tq Tk (D + Dv)
+    products per head if the pattern is full, otherwise proportional to the keys it allows.
 
     `pattern`: which keys each query attends to, in addition to the mask of causality, padding and documents;
     None for all keys. `soft_cap`: the limit of scores, by tanh; None for none. `sink`: whether each head
@@ -105,3 +123,237 @@ class SoftmaxAttention(CachedAttention):
         if config.backend != "auto" or not plain:
             return None
         return attend_to_integers(q, integers, config.pattern, context, config.scale)
+
+
+EPS = 1e-5
+"""Of the norm, as in the authors' code."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DifferentialConfig(MechanismConfig):
+    """Differential attention: a pair of heads subtracts two attention maps of the same values.
+
+    This cancels weight on irrelevant tokens. The prime denotes head i + H / 2 next to head i: both attend to
+    the same values of width 2 D. `norm` is an RMS norm of each pair's output. The vectors a, b, a', b' [D]
+    and the weight of the norm [2 D] are shared by all pairs of a layer. A position scheme's vectors of
+    values, such as Shaw's, are added to both v and v'. Deviation: none; the authors' code pairs heads 2 i and
+    2 i + 1, which only permutes the rows of projections. Cost: 2 Tq Tk (D + 2 D) products per head, half as
+    many more as softmax attention.
+
+    `initial`: the first factor of the second map; by default it grows with the layer from 0.2 to 0.8.
+    """
+
+    initial: UnitFloat | None = None
+    dropout: Probability = 0.0  # of the weights of both maps
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "differential"
+    paper: ClassVar[str] = "Ye et al. 2024 (Differential Transformer), section 2.1"
+    supports_part_rotations: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = True
+    head_multiple: ClassVar[int] = 2
+
+    def for_layer(self, layer: int) -> "DifferentialConfig":
+        """Return the config with the first factor of layer `layer`."""
+        if self.initial is not None:
+            return self
+        return dataclasses.replace(self, initial=0.8 - 0.6 * math.exp(-0.3 * layer))
+
+    def build(self, num_heads: int, head_size: int) -> "Differential":
+        return Differential(self.for_layer(0), head_size)
+
+
+class Differential(CachedAttention):
+    """The difference of two softmax maps for each pair of heads, and a KV cache as state."""
+
+    def __init__(self, config: DifferentialConfig, head_size: int):
+        super().__init__()
+        self.config = config
+        # a, b, a', b'; their scale is the authors'.
+        self.factors = nn.Parameter(torch.randn(4, head_size) * 0.1)
+        self.norm_weight = nn.Parameter(torch.ones(2 * head_size))
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return the normalised differences of both maps [B, H, Tq, D], and the next cache."""
+        k, v, state = appended(state, k, v)
+        # Heads i and i + H / 2 read the values of both: [B, Hkv, Tk, 2 D].
+        values = torch.cat(v.chunk(2, 1), -1).repeat(1, 2, 1, 1)
+        terms = None if position is None else PairedTerms(position)
+        first, second = self.attend(q, k, values, context, terms).chunk(2, 1)
+        difference = at_least_float32(first) - self.factor() * at_least_float32(second)
+        weight = (1 - self.config.initial) * self.norm_weight.to(difference.dtype)
+        y = F.rms_norm(difference, weight.shape, weight, EPS)  # [B, H / 2, Tq, 2 D]
+        return torch.cat(y.chunk(2, -1), 1).to(q.dtype), state
+
+    def factor(self) -> Tensor:
+        """Return lambda, the factor of the second map."""
+        a, b, other_a, other_b = at_least_float32(self.factors)
+        return (a * b).sum().exp() - (other_a * other_b).sum().exp() + self.config.initial
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PairedTerms(DelegatedTerms):
+    """The terms of a scheme for heads that read the values of a pair, [v, v'] of width 2 D."""
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Return the scheme's terms by distance, with position values [H or 1, R, 2 D]."""
+        relative = self.position.relative(q, k, context)
+        if relative is None or relative.position_values is None:
+            return relative
+        values = relative.position_values
+        # One table for all heads, or one per head: heads i and i + H / 2 read the vectors of both.
+        halves = (values, values) if len(values) == 1 else values.chunk(2)
+        paired = torch.cat(halves, -1)
+        paired = paired if len(values) == 1 else paired.repeat(2, 1, 1)
+        return dataclasses.replace(relative, position_values=paired)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForgettingConfig(MechanismConfig):
+    """Forgetting attention: learned gates let each head forget earlier tokens.
+
+    The term F_i - F_j is the log of the product of all gates after key j, so a small gate lets a head forget
+    all tokens before it. Between tokens the sum counts real tokens of their document only. k_l is the key
+    after its rotation, if the positions rotate.
+
+    Deviations: the paper's gate reads the layer's input; here it reads the key as the KV cache keeps it, so
+    that the cache need not keep gates. With RoPE a gate therefore depends on the position of its token too.
+    Without causality, which the paper does not have, keys fade equally on both sides: -|F_i - F_j|. Cost: as
+    softmax attention, and D + 1 per key for the gates, which are computed again from the cached keys.
+
+    `gate_bias`: the first bias of the gates; sigmoid(5) = 0.993, so heads initially forget over 150 tokens.
+    """
+
+    gate_bias: float = 5.0
+    dropout: Probability = 0.0  # of attention weights
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "forgetting"
+    paper: ClassVar[str] = "Lin et al. 2025 (Forgetting Transformer), section 3"
+    supports_part_rotations: ClassVar[bool] = True
+    supports_recurrence: ClassVar[bool] = True
+    separate_queries: ClassVar[bool] = True
+
+    def build(self, num_heads: int, head_size: int) -> "Forgetting":
+        return Forgetting(self, num_heads, head_size)
+
+    @classmethod
+    def examples(cls) -> tuple["ForgettingConfig", ...]:
+        return (cls(gate_bias=1.0),)
+
+
+class Forgetting(CachedAttention):
+    """Softmax attention with decay by gates [H, D], and a KV cache as state."""
+
+    def __init__(self, config: ForgettingConfig, num_heads: int, head_size: int):
+        super().__init__()
+        self.config = config
+        self.gate_vector = nn.Parameter(torch.zeros(num_heads, head_size))
+        self.gate_bias = nn.Parameter(torch.full((num_heads,), config.gate_bias))
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return softmax(q k^T / sqrt(D) + F_i - F_j) v over all keys of the cache, and the next cache."""
+        k, v, state = appended(state, k, v)
+        decay = decay_between(self.log_forgotten(k, context), context)
+        return self.attend(q, k, v, context, position, mods=(decay,)), state
+
+    def log_forgotten(self, k: Tensor, context: Context) -> Tensor:
+        """Return F [B, H, Tk], the sums of log f over keys k [B, Hkv, Tk, D]."""
+        keys = at_least_float32(k)
+        vector, bias = (x.to(keys.dtype) for x in (self.gate_vector, self.gate_bias))
+        # [Hkv, G, D] x [B, Hkv, Tk, D] -> [B, H, Tk]: a key head has a gate for each of its query heads.
+        logits = torch.einsum("hgd,bhtd->bhgt", vector.unflatten(0, (k.shape[1], -1)), keys).flatten(1, 2)
+        gates = F.logsigmoid(logits + bias.unsqueeze(-1))
+        if context.kv_valid is not None:
+            gates = gates.masked_fill(~context.kv_valid.unsqueeze(1).bool(), 0)
+        return gates.cumsum(-1)
+
+
+def decay_between(forgotten: Tensor, context: Context) -> ScoreMod:
+    """Return the function score - |F_i - F_j|, for F [B, H, Tk]; in a causal model F_j is the greater."""
+    # FlexAttention computes no gradient of a tensor that is indexed twice.
+    slots = context.offset + torch.arange(context.q_len, device=forgotten.device)
+    of_queries = forgotten.index_select(2, slots)
+
+    @step("log of the gates between")
+    @broadcasts
+    def fade(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score - (of_queries[b, h, q_idx] - forgotten[b, h, kv_idx]).abs()
+
+    return fade
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SVDConfig(MechanismConfig):
+    """Low-rank attention: attention probabilities are truncated to their largest singular values.
+
+    This is the baseline that Linformer was made to avoid: the best approximation of P by a matrix of that
+    rank (Eckart and Young 1936). Rows and columns of padding are zeros in P, so that they have no influence.
+    Only for encoders: a singular vector depends on all tokens.
+
+    Cost: T^2 scores and O(T^3) for the decomposition, per head: it shows how much a rank can represent, and
+    is not fast. Deviation: gradients treat the space of U_r as constant, with the output as a projection U_r
+    U_r^T of P; gradients through U_r would be infinite where singular values are equal. float16 and bfloat16
+    are computed in float32.
+
+    `rank`: the number of singular values that are kept; all of them if there are fewer tokens.
+    """
+
+    rank: PositiveInt = 64
+    dropout: Probability = 0.0  # of attention weights, after the decomposition
+
+    kind: ClassVar[str] = "svd"
+    paper: ClassVar[str] = "Wang et al. 2020, section 3, equation 6"
+    causal: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
+    supports_kv_cache: ClassVar[bool] = False
+    supports_score_bias: ClassVar[bool] = False
+    reads_any_sequence: ClassVar[bool] = True  # any attention weights have a decomposition
+
+    def build(self, num_heads: int, head_size: int) -> "SVDAttention":
+        return SVDAttention(self)
+
+    @classmethod
+    def examples(cls) -> tuple["SVDConfig", ...]:
+        return (cls(rank=3),)
+
+
+class SVDAttention(Mechanism):
+    """Softmax attention with weights truncated to a lower rank."""
+
+    def __init__(self, config: SVDConfig):
+        super().__init__()
+        self.config = config
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return U_r S_r W_r^T v of P, with zeros in P for padding, and the state unchanged."""
+        dtype, groups = q.dtype, q.shape[1] // k.shape[1]
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        scores, allowed = q @ k.mT * q.shape[3] ** -0.5, None
+        if context.q_valid is not None and context.kv_valid is not None:
+            # Rows of padding are masked too: otherwise they would change the singular vectors.
+            allowed = context.q_valid.unsqueeze(2) & context.kv_valid.unsqueeze(1)
+            allowed = allowed.unsqueeze(1)  # [B, 1, Tq, Tk]
+        weights = truncate_rank(softmax(scores, allowed)[0], self.config.rank)
+        weights = dropout(weights, self.config.dropout, self.training)
+        return (weights @ v).to(dtype), state
+
+
+def truncate_rank(weights: Tensor, rank: int) -> Tensor:
+    """Return the nearest matrix of rank `rank` to weights P [..., Tq, Tk]: U_r U_r^T P = U_r S_r W_r^T."""
+    if rank >= min(weights.shape[-2:]):
+        return weights
+    # Detached, because the gradient of the singular vectors may be infinite.
+    left = torch.linalg.svd(weights.detach(), full_matrices=False).U[..., :rank]
+    return left @ (left.mT @ weights)

@@ -4,23 +4,29 @@ Patterns compose: `Window(256) | Global(1)`, `Causal() & Strided(128)`. Any func
 signature `mask_mod(b, h, q_idx, kv_idx) -> bool` can be composed with them unchanged. A new pattern is a
 frozen dataclass with two short methods: `allows`, the rule, and `keys`, the keys to visit (by default all of
 them). Its `structure` says what else is known of the rule, for caches, tiles and graphs.
+
+Files and the command line have patterns as expressions. `Pattern.from_text` parses an expression and builds
+the patterns that it names; nothing is executed.
 """
 
+import ast
 import dataclasses
+import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.expression import build_pattern
-from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
+from polyformer.attention.patterns.layout import Keys, Layout, Row, Structure, clip
 from polyformer.attention.patterns.mods import broadcasts
-from polyformer.attention.patterns.structure import Structure
-from polyformer.core.errors import InputError, quote
-from polyformer.core.expression import first_name
+from polyformer.core.config import decode
+from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.expression import first_name, plain
+from polyformer.core.limits import PATTERN_NUMBER
 from polyformer.core.parsing import parse_expression
 from polyformer.core.ranges import check_ranges
 from polyformer.core.registry import Members, register
@@ -101,7 +107,7 @@ class Pattern:
         """Return this pattern among the tokens of one residue class, `stride` slots apart.
 
         None if no pattern describes it; the rule is then evaluated on the original slots
-        (`residue_class.InResidueClass`).
+        (`call_parts.InResidueClass`).
         """
         return None
 
@@ -242,3 +248,63 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_text, value))}]"
     return repr(value)
+
+
+def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
+    """Return the pattern of a parsed expression, with names looked up in the `registry` of patterns.
+
+    Raises `InputError`, which quotes `text`, the whole expression, for anything but these names, literal
+    arguments, `&`, `|` and parentheses.
+    """
+    # & and | of the syntax tree become `And` and `Or`; no Python code is evaluated.
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        left, right = build_pattern(node.left, text, registry), build_pattern(node.right, text, registry)
+        return left & right if isinstance(node.op, ast.BitAnd) else left | right
+    name = node.func if isinstance(node, ast.Call) else node
+    # A pattern is `Name` or `Name(arguments)`; attributes and other calls are refused.
+    if not isinstance(name, ast.Name):
+        raise InputError(
+            f"pattern: expected names joined by & and |, got {quote(ast.unparse(node))} in {quote(text)}"
+        )
+    if name.id not in registry:
+        raise unknown("pattern", name.id, registry)
+    arguments, options = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
+    positional = [_argument(argument, text, registry) for argument in arguments]
+    keywords = {str(keyword.arg): _argument(keyword.value, text, registry) for keyword in options}
+    return _instantiate(registry[name.id], positional, keywords)
+
+
+def _instantiate(pattern: type, positional: list[Any], keywords: dict[str, Any]) -> Any:
+    """Return the pattern with these fields; names, types and sizes are checked, as in a file."""
+    where, (signature, hints) = f"pattern {pattern.__name__}", _signature(pattern)
+    names = [field.name for field in dataclasses.fields(pattern)]
+    for name in keywords:
+        if name not in names:
+            raise unknown(f"option of {where}", name, names)
+    try:
+        # Python's rules for positional and keyword arguments, without calling the class.
+        arguments = signature.bind(*positional, **keywords).arguments
+    except TypeError as error:
+        raise InputError(f"{where}: {error}") from None
+    # The same conversions and errors as for a value in a file.
+    values = {name: decode(hints[name], value, f"{where}: {name}") for name, value in arguments.items()}
+    for name, value in values.items():
+        if isinstance(value, int) and abs(value) > PATTERN_NUMBER:
+            raise InputError(f"{where}: {name}: expected at most {PATTERN_NUMBER}, got {quote(value)}")
+    return pattern(**values)
+
+
+@functools.cache
+def _signature(pattern: type) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return a pattern's arguments and their types; an expression may have thousands of patterns."""
+    return inspect.signature(pattern), typing.get_type_hints(pattern)
+
+
+def _argument(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:
+    """Return a plain value, a pattern, or a list of arguments."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return tuple(_argument(element, text, registry) for element in node.elts)
+    name = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.BinOp) or (isinstance(name, ast.Name) and name.id in registry):
+        return build_pattern(node, text, registry)
+    return plain(node, "pattern")

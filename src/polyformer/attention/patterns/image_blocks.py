@@ -258,7 +258,6 @@ class Neighbourhood(_LocalBlocks):
         return (key >= start) & (key < start + self.kernel)
 
     def visible_places(self, first: int, stop: int) -> Keys:
-        """Return the places that queries at first <= place < stop need."""
         return self._keys(self.shape, first, stop)
 
     def _keys(self, shape: tuple[int, ...], first: int, stop: int) -> Keys:

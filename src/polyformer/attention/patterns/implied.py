@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.layout import Interval, Keys, clip
-from polyformer.attention.patterns.structure import Structure
+from polyformer.attention.patterns.layout import Interval, Keys, Structure, clip
 from polyformer.core.host_values import on_host
 from polyformer.core.sequence.context import Context
 

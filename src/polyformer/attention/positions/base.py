@@ -3,16 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
+from polyformer.attention.patterns import Global, Pattern, Window, Without
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import Mod, is_own
-from polyformer.attention.positions.sink_cache import SinkCache
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds, host_values
@@ -49,6 +49,41 @@ class Site:
     layer: int
     query: Callable[[Tensor], Tensor]
     key: Callable[[Tensor], Tensor]
+
+
+class SinkCache(NamedTuple):
+    """A cache of the first `first` tokens of a text and its latest `length` tokens (Xiao et al. 2024).
+
+    A query is the last entry of the cache when it is computed, so with C = first + length entries
+
+        distance(i, j) = min(i, C - 1) - j     of a query i and a token j < first that is not among the latest
+        distance(i, j) = i - j                 of the `length` latest tokens up to the query
+
+    Both sets of pairs are computed as parts of a call and joined by log-sum-exp.
+    """
+
+    first: int
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Return the number C of its entries."""
+        return self.first + self.length
+
+    @property
+    def latest(self) -> Pattern:
+        """Return the pairs of queries with the latest tokens."""
+        return Window(self.length - 1, 0)
+
+    @property
+    def pattern(self) -> Pattern:
+        """Return all pairs."""
+        return self.latest | Global(self.first)
+
+    @property
+    def distant(self) -> Pattern:
+        """Return the pairs of queries with first tokens that are not among the latest."""
+        return Without(Global(self.first), self.latest)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,9 @@
 """The pages of the documentation that show every pattern and every position scheme, with their pictures."""
 
 import inspect
+import re
 import sys
+import textwrap
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import PositionConfig
@@ -9,6 +11,7 @@ from polyformer.cli.plots.gallery import gallery_svg
 from polyformer.cli.plots.pattern import pictures
 from polyformer.cli.plots.position import position_picture, position_svg
 from polyformer.cli.plots.svg import pattern_svg
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
 
@@ -73,7 +76,7 @@ def pattern_section(name: str, member: type[Pattern]) -> tuple[str, str]:
 
 def position_section(kind: str, member: type[PositionConfig]) -> tuple[str, str | None]:
     """Return the text about a scheme, and its picture; none if it has no effect before training."""
-    head = _head(kind, member, sys.modules[member.__module__].__doc__)
+    head = _head(kind, member, described(kind, member) or sys.modules[member.__module__].__doc__)
     try:
         picture = position_picture(member.examples()[0], LENGTH, HEADS)
     except InputError:
@@ -82,6 +85,21 @@ def position_section(kind: str, member: type[PositionConfig]) -> tuple[str, str 
         return _section(*head, "A table of learned vectors; there is no picture before training."), None
     image = f"![{kind}](positions/{kind}.svg)"
     return _section(*head, f"{picture.effect.capitalize()}:", image), position_svg(picture)
+
+
+def described(name: str, member: type[Config]) -> str | None:
+    """Return the docstring of a member that shares its file with others, with its equation.
+
+    The docstring of such a file begins with a table. The rows of a member begin with its name; further rows
+    are indented. None if the file has no row for the member.
+    """
+    table = sys.modules[member.__module__].__doc__ or ""
+    row = re.search(rf"^    {re.escape(name)} .*(?:\n     .*)*", table, re.MULTILINE)
+    if row is None:
+        return None
+    equation = textwrap.indent(textwrap.dedent(row[0].replace(name, " " * len(name), 1)), "    ")
+    summary, *rest = inspect.cleandoc(member.__doc__ or "").split("\n\n")
+    return "\n\n".join([summary, equation, *rest])
 
 
 def _section(*paragraphs: str) -> str:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
+from polyformer.attention.patterns.composition import as_pattern
 from polyformer.attention.patterns.implied import restricted
 from polyformer.attention.patterns.layout import Layout, count
-from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.core.errors import InputError
 from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.context_parallel.exchange import total
-from polyformer.attention.functional.context_parallel.needs import choose_runs
+from polyformer.attention.functional.key_exchange import choose_runs, total
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.labels import IGNORED

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import LearnedConfig
-from polyformer.attention.positions.learned import Learned
+from polyformer.attention.positions.added import Learned
 from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError, quote
 from polyformer.core.initialization import initialize

@@ -9,8 +9,8 @@ from annotated_types import Le
 from torch import Tensor, nn
 
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
-from polyformer.attention.patterns.source_base import check_within_sequence
-from polyformer.attention.patterns.user_defined import MaskModPattern, as_pattern
+from polyformer.attention.patterns.between_sequences import check_within_sequence
+from polyformer.attention.patterns.composition import MaskModPattern, as_pattern
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote

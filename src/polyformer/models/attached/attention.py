@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import output_capturing
 
-from polyformer.attention.functional.parts import RotatedPart, attend_parts
+from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink, soft_cap
 from polyformer.attention.functional.request import score_scale
-from polyformer.attention.functional.score_options import attend_with_sink, soft_cap
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods

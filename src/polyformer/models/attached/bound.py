@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import BoundPosition, Position, Site
-from polyformer.attention.positions.rope.channel_pairs import query_positions
+from polyformer.attention.positions.rope import query_positions
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.rotary import Rotary, RotaryInCache
 from polyformer.nn.cache import CachePolicy

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.window import Window
+from polyformer.attention.patterns.windows import Window
 from polyformer.core.errors import InputError, quote
 from polyformer.core.int8_cache import Int8Cache
 from polyformer.core.kv_cache import KeyValueCache, PairCache

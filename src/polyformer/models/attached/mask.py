@@ -15,7 +15,7 @@ from transformers import masking_utils as theirs
 
 from polyformer.attention.functional.request import is_traced
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.window import Window
+from polyformer.attention.patterns.windows import Window
 from polyformer.core.sequence.context import Context, positions_from_mask
 from polyformer.models.attached.mask_functions import MaskRule, SlotIndex, combine, rule_of
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import masking_utils as theirs
 
 from polyformer.attention.patterns.base import MaskMod, Pattern
-from polyformer.attention.patterns.user_defined import MaskModPattern
-from polyformer.attention.patterns.window import Window
+from polyformer.attention.patterns.composition import MaskModPattern
+from polyformer.attention.patterns.windows import Window
 
 # The number of keys after the query in a window without a limit there.
 UNLIMITED = 2**31 - 1

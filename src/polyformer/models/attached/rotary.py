@@ -1,7 +1,7 @@
 """The rotary positions of a layer of transformers, to count them inside a bounded cache.
 
 A layer rotates its queries before it calls the attention function. For its products with the first tokens a
-query is rotated further (`attention.positions.sink_cache`), by the frequencies of the model's own rotary
+query is rotated further (`attention.positions.base.SinkCache`), by the frequencies of the model's own rotary
 module. The layout of the channels is read from the layer itself: for one token at two positions, the second
 query is the first, rotated.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position, Site
+from polyformer.attention.positions.added import NoPosition
 from polyformer.attention.positions.base import angle_dtype
-from polyformer.attention.positions.no_position import NoPosition
-from polyformer.attention.positions.rope.channel_pairs import ChannelPairs, Layout, RotationInCache
+from polyformer.attention.positions.rope import ChannelPairs, Layout, RotationInCache
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.attention_layers import Layer

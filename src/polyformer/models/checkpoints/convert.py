@@ -19,9 +19,10 @@ import torch
 from polyformer.attention.mechanisms import AlternateConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
-from polyformer.attention.patterns.marked import reads_marks
-from polyformer.attention.patterns.user_defined import as_pattern
-from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
+from polyformer.attention.patterns.composition import as_pattern
+from polyformer.attention.patterns.global_tokens import reads_marks
+from polyformer.attention.positions.rope import RopeConfig
+from polyformer.attention.positions.rope_extensions import RopeExtensionConfig
 from polyformer.core.errors import InputError
 from polyformer.core.weights import load_weights
 from polyformer.models.architectures import Transformer, VisionConfig

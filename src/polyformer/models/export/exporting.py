@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.export import Dim, ExportedProgram
 
-from polyformer.attention.functional.graph_calls import graph_calls
+from polyformer.attention.functional.backends.blocks import graph_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import atomic_write, folder_for_files, writing

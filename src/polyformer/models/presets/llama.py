@@ -10,7 +10,7 @@ import dataclasses
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import RopeConfig
-from polyformer.attention.positions.rope.context_extension import Llama3Config
+from polyformer.attention.positions.rope_extensions import Llama3Config
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.presets.base import register_sizes

@@ -1,8 +1,8 @@
 """Mamba-2: state space layers without feed-forwards and without positions. Dao and Gu 2024."""
 
 from polyformer.attention.mechanisms.recurrence.base import RecurrentHeadsConfig
-from polyformer.attention.mechanisms.recurrence.ssd import SSDConfig
-from polyformer.attention.positions.no_position import NoPositionConfig
+from polyformer.attention.mechanisms.recurrence.members import SSDConfig
+from polyformer.attention.positions.added import NoPositionConfig
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.presets.base import register_sizes

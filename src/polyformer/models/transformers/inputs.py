@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.attention.patterns.marked import reads_marks
+from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.packed_sequences import packed_sequences

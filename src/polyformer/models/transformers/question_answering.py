@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import modeling_outputs as outputs
 
-from polyformer.attention.positions.learned import Learned
+from polyformer.attention.positions.added import Learned
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.inputs import OFFSET, Arguments, accepts_text

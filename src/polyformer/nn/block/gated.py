@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.ranges import FiniteFloat
-from polyformer.nn.block.base import Block, BlockConfig, SubLayer
+from polyformer.nn.block.wirings import Block, BlockConfig, SubLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

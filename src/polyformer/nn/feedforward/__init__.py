@@ -1,14 +1,21 @@
 """Feed-forward layers."""
 
 from polyformer.core.registry import import_modules
-from polyformer.nn.feedforward.alternate import AlternateFeedForwardConfig
-from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
-from polyformer.nn.feedforward.chunked import Chunked, ChunkedConfig
-from polyformer.nn.feedforward.dense import Dense, DenseConfig
 from polyformer.nn.feedforward.experts import Experts, ExpertsConfig
-from polyformer.nn.feedforward.gated import Gated, GatedConfig
-from polyformer.nn.feedforward.no_feedforward import NoFeedForward, NoFeedForwardConfig
-from polyformer.nn.feedforward.separable import SeparableConvolutionConfig
+from polyformer.nn.feedforward.feedforward import (
+    AlternateFeedForwardConfig,
+    Chunked,
+    ChunkedConfig,
+    Dense,
+    DenseConfig,
+    FeedForward,
+    FeedForwardConfig,
+    Gated,
+    GatedConfig,
+    NoFeedForward,
+    NoFeedForwardConfig,
+    SeparableConvolutionConfig,
+)
 
 __all__ = [
     "AlternateFeedForwardConfig",

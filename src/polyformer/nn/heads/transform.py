@@ -22,6 +22,7 @@ class TransformConfig(Config):
     norm_bias: bool = False
 
     def build(self, width: int) -> "Transform":
+        """Return the module for vectors of a width."""
         return Transform(width, self)
 
 
@@ -36,6 +37,7 @@ class ResidualConfig(Config):
     dropout: Probability = 0.1  # of h before W_1, and of the term that is added to h
 
     def build(self, width: int) -> "ResidualTransform":
+        """Return the module for vectors of a width."""
         return ResidualTransform(width, self)
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from polyformer.attention.patterns.marked import reads_marks
-from polyformer.attention.patterns.source_base import is_between_sequences
+from polyformer.attention.patterns.between_sequences import is_between_sequences
+from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.attention.positions import Shape
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import normalize

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from polyformer.attention.patterns.source_base import check_within_sequence
+from polyformer.attention.patterns.between_sequences import check_within_sequence
 from polyformer.attention.positions import PositionConfig, SinusoidalConfig
 from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote

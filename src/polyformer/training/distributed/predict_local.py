@@ -12,12 +12,14 @@ from polyformer.core.errors import InputError, unknown
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import Transformer, build_model
 from polyformer.models.config import ModelConfig
-from polyformer.nn.feedforward.alternate import AlternateFeedForwardConfig
-from polyformer.nn.feedforward.base import FeedForwardConfig
-from polyformer.nn.feedforward.chunked import ChunkedConfig
-from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
-from polyformer.nn.feedforward.gated import GatedConfig
+from polyformer.nn.feedforward.feedforward import (
+    AlternateFeedForwardConfig,
+    ChunkedConfig,
+    DenseConfig,
+    FeedForwardConfig,
+    GatedConfig,
+)
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
 from polyformer.training.config import DIMENSIONS, ParallelConfig
 from polyformer.training.distributed.pipeline_stages import modules_of_layers

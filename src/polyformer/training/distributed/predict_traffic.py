@@ -22,21 +22,18 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
-from polyformer.attention.functional.context_parallel.needs import choose_runs, find_needs
-from polyformer.attention.functional.context_parallel.run import WORTH_A_RING
-from polyformer.attention.mechanisms.adaptive_span import AdaptiveSpanConfig
+from polyformer.attention.functional.context_parallel import WORTH_A_RING
+from polyformer.attention.functional.key_exchange import choose_runs, find_needs
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures.context_parallel import runs_of_stack
 from polyformer.models.config import ModelConfig
-from polyformer.nn.feedforward.base import FeedForwardConfig
-from polyformer.nn.feedforward.chunked import ChunkedConfig
-from polyformer.nn.feedforward.dense import DenseConfig
 from polyformer.nn.feedforward.experts import ExpertsConfig
-from polyformer.nn.feedforward.gated import GatedConfig
+from polyformer.nn.feedforward.feedforward import ChunkedConfig, DenseConfig, FeedForwardConfig, GatedConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig
 from polyformer.training.distributed.pipeline_stages import stage_spans
 from polyformer.training.distributed.predict_local import (

@@ -29,18 +29,13 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns.base import contains
-from polyformer.attention.patterns.per_head import PerHead
-from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.patterns.composition import MaskModPattern, PerHead
 from polyformer.attention.positions import Position
-from polyformer.attention.positions.alibi import Alibi
-from polyformer.attention.positions.shaw import Shaw
-from polyformer.attention.positions.t5 import T5Bias
+from polyformer.attention.positions.by_distance import Alibi, Shaw, T5Bias
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.linear import Linear, linear
-from polyformer.nn.feedforward.chunked import Chunked
-from polyformer.nn.feedforward.dense import Dense
 from polyformer.nn.feedforward.experts import Experts
-from polyformer.nn.feedforward.gated import Gated
+from polyformer.nn.feedforward.feedforward import Chunked, Dense, Gated
 from polyformer.nn.stack import Layer, MultiHeadAttention, Stack
 from polyformer.training.distributed.collectives import (
     all_reduce,

@@ -25,7 +25,7 @@ from polyformer.data import MaskingConfig
 from polyformer.data.batching import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.nn.feedforward.base import SizedConfig
+from polyformer.nn.feedforward.feedforward import SizedConfig
 from polyformer.nn.heads import DetectConfig, HeadConfig, MaskedConfig
 from polyformer.training.objectives.detection import draw, replaced
 from polyformer.training.tasks.masking import MaskedDocuments, MaskedDocumentsConfig

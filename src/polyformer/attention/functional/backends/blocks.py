@@ -4,8 +4,14 @@ Queries are cut into blocks of equal size. Each block reads a few groups of keys
 blocks, and the global tokens at both ends of the text. One softmax joins the groups. The global tokens, as
 queries, read all keys. `Structure.blocks` of the pattern selects the keys, and its rule masks each pair, so a
 group may contain too many keys, but no key twice.
+
+The length is unknown while such a graph is traced, so a plan must not depend on it: whether a mask is small,
+or which intervals of keys a layout lists. The exporter sets a limit on the length and reads the plans
+(`graph_calls`).
 """
 
+import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Iterator
 
@@ -13,10 +19,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.functional.graph_calls import current_graph_calls
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
-from polyformer.attention.patterns.structure import BlockNeeds
+from polyformer.attention.patterns.layout import BlockNeeds
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCalls:
+    """The calls of a graph. longest: the most tokens of a text. plans: of all calls so far, as texts."""
+
+    longest: int
+    plans: list[str] = dataclasses.field(default_factory=list)
+
+
+_current: contextvars.ContextVar[GraphCalls | None] = contextvars.ContextVar("graph_calls", default=None)
+
+
+@contextlib.contextmanager
+def graph_calls(longest: int) -> Iterator[GraphCalls]:
+    """Plan the calls inside for all texts of up to `longest` tokens, and yield the record of their plans."""
+    token = _current.set(calls := GraphCalls(longest))
+    try:
+        yield calls
+    finally:
+        _current.reset(token)
+
+
+def current_graph_calls() -> GraphCalls | None:
+    """Return the record of the graph that is exported now; None outside of an export."""
+    # Dynamo, which traces Python code, cannot read a context variable; the exporter does not use it.
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting():
+        return None
+    return _current.get()
+
 
 SMALL, LARGE = 64, 128
 """The size of a block for windows of less than 512 tokens, and for others."""

@@ -2,7 +2,7 @@
 
     y_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j)
 
-Read `definition` (the equation over all pairs) and `feature_maps` (phi of Performer and RFA) first, then the
-members `performer` and `rfa`. The fast form: `feature_attention` (entry and state), `documents` (packed
-rows), `causal`, `noncausal`, and their sums over keys, `sums`.
+Read `feature_maps` (phi of Performer and RFA) and `sums` (the equation over all pairs, and the sums over
+keys) first, then the members in `feature_attention`. The fast form: `passes`, forward and backward, and
+`context_parallel` for several processes.
 """

@@ -13,10 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.context_parallel.exchange import anchored, gather
-from polyformer.attention.mechanisms.linear.definition import LinearInputs
-from polyformer.attention.mechanisms.linear.documents import attend_causal_documents, attend_document, spans
-from polyformer.attention.mechanisms.linear.sums import Sums, append_one, divide, empty_sums, finite_top
+from polyformer.attention.functional.key_exchange import anchored, gather
+from polyformer.attention.mechanisms.linear.passes import attend_causal_documents, attend_document, spans
+from polyformer.attention.mechanisms.linear.sums import (
+    LinearInputs,
+    Sums,
+    append_one,
+    divide,
+    empty_sums,
+    finite_top,
+)
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 

@@ -1,14 +1,14 @@
 """LSH attention: a token attends to tokens that a random hash assigns to the same bucket.
 
     h(x) = argmax [x R; -x R]        k_j = q_j / |q_j|
+    S_i = union over the rounds r of the last m slots j <= i with h_r(k_j) = h_r(k_i)
     y_i = sum_j p_ij v_j             p_ij = softmax over S_i of q_i . k_j / sqrt(D)
 
 Keys are queries of unit length, so that tokens of the same direction share a bucket. There are several rounds
-of hashing; S_i, the keys that i attends to, is the union over the rounds of the last `window` tokens of i's
-bucket at or before i. Without causality it also has the next `window` - 1. The window counts the token
-itself, which attends to itself only if there is no other key. A key of several rounds counts once; the paper
-combines the rounds by their log-sum-exp and subtracts log c from a key of c rounds, which gives the same
-result (its equations 4 and 5).
+of hashing; S_i, the keys that i attends to, has the last m = `window` tokens of i's bucket at or before i.
+Without causality it also has the next m - 1. The window counts the token itself, which attends to itself only
+if there is no other key. A key of several rounds counts once; the paper combines the rounds by their
+log-sum-exp and subtracts log c from a key of c rounds, which gives the same result (its equations 4 and 5).
 
 With `whole`, up to that number of the first tokens of a text also attend to one another, and with `unscaled`
 scores are not divided by sqrt(D). Both are in transformers' Reformer, which has keys
@@ -19,11 +19,14 @@ window does not. The bucket of a token is the bucket of its key. The heads of a 
 [D, rounds * buckets / 2], which is drawn once. Cost: products of R T `window` pairs of tokens, and T D
 `rounds` * `buckets` / 2 for the hashes: linear in T. A step of decoding compares T `rounds` bucket numbers.
 Kitaev et al. 2020 (Reformer), section 2.
+
+The file has the definition over all pairs, which is the reference for tests, the lookup for a few queries
+after many keys, and the module; `sorted_window` and `sorted_attention` are the fast form for many queries.
 """
 
 import dataclasses
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,29 +40,154 @@ from polyformer.attention.mechanisms.base import (
     MechanismConfig,
     PositionTerms,
 )
-from polyformer.attention.mechanisms.lsh.definition import definition
-from polyformer.attention.mechanisms.lsh.lookup import (
-    MAX_LOOKUP_QUERIES,
-    MIN_KEY_RATIO,
-    add_pair_terms,
-    attend_to_pairs,
-    lookup_pairs,
-)
-from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention
-from polyformer.attention.mechanisms.lsh.sorted_terms import sorted_attention_with_terms
+from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention, sorted_attention_with_terms
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
-from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms, add_terms, weighted_values
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.linear import linear
 from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
-from polyformer.core.ops.softmax import recording
+from polyformer.core.ops.softmax import recording, softmax
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
+
+
+def definition(
+    heads: Heads,
+    buckets: Tensor,
+    context: Context,
+    window: int,
+    scale: float,
+    terms: PairTerms | None,
+) -> Tensor:
+    """Return the attention output [B, H, Tq, Dv].
+
+    Args:
+        heads: as many for keys as for queries; the keys have unit length.
+        buckets: the buckets h of the keys, [B, H, R, Tk].
+        context: describes the queries and keys.
+        window: m, the number of keys of its bucket that a query attends to.
+        scale: the factor of the scores.
+        terms: the terms of a position scheme, None for none.
+    """
+    q, k, v = heads
+    scores = add_terms(q @ k.mT * scale, q, k, terms)
+    weights, _ = softmax(scores, attention_mask(buckets, context, window))
+    return weighted_values(weights, v, terms)
+
+
+def attention_mask(buckets: Tensor, context: Context, window: int) -> Tensor:
+    """Return whether each key is in S_i of the query, [B, H, Tq, Tk]."""
+    query = torch.arange(context.q_len, device=buckets.device).view(-1, 1, 1) + context.offset
+    key = torch.arange(context.kv_len, device=buckets.device)
+    same = same_bucket(buckets, context)
+    before, after = same & (key <= query), same & (key > query)
+    # The reversed cumulative sum counts a bucket's keys from each key up to the query.
+    seen = before & (before.flip(-1).cumsum(-1).flip(-1) <= window)
+    if not context.causal:
+        seen |= after & (after.cumsum(-1) < window)
+    seen, itself = seen.any(3), (key == query).squeeze(1)
+    # A token attends to itself only if it sees no other key.
+    others = seen & ~itself
+    return others | (seen & ~others.any(-1, keepdim=True))
+
+
+def same_bucket(buckets: Tensor, context: Context) -> Tensor:
+    """Return whether query and key share a bucket and document and are not padding, [B, H, Tq, R, Tk]."""
+    slots = slice(context.offset, context.offset + context.q_len)
+    same = buckets[..., slots].transpose(2, 3).unsqueeze(-1) == buckets.unsqueeze(2)
+    if context.q_doc is not None and context.kv_doc is not None:
+        same &= (context.q_doc.unsqueeze(-1) == context.kv_doc.unsqueeze(-2))[:, None, :, None]
+    if context.kv_valid is not None:
+        valid = context.kv_valid
+        same &= (valid[:, slots].unsqueeze(-1) & valid.unsqueeze(-2))[:, None, :, None]
+    return same
+
+
+MAX_LOOKUP_QUERIES, MIN_KEY_RATIO = 64, 64
+"""The maximum number of queries for lookup, and the minimum ratio of keys to queries.
+
+A lookup compares every query with every key, sorting moves every key some tens of times: 85 to 90 queries
+take the same time both ways at 2048 and at 8192 keys, under AVX2 as under AVX-512.
+"""
+
+
+class PairList(NamedTuple):
+    """P pairs of a query and a key in its window, query by query.
+
+    rows: [P], the number of each pair's query among the B H Tq. slots: [P], the slot of its key. q, k, v: of
+    the pairs, [P, D] and [P, Dv].
+    """
+
+    rows: Tensor
+    slots: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def lookup_pairs(heads: Heads, buckets: Tensor, context: Context, window: int) -> PairList:
+    """Return the pairs of each query and the keys in its window, whose buckets are [B, H, R, Tk]."""
+    q, k, v = heads
+    slots = torch.arange(context.q_len, device=q.device) + context.offset
+    same = same_bucket(buckets, context)
+    if context.q_len > 1:
+        same &= torch.arange(context.kv_len, device=q.device) <= slots.view(-1, 1, 1)
+    rows, keys = same.flatten(0, 3).nonzero(as_tuple=True)
+    ends = torch.bincount(rows, minlength=same[..., 0].numel()).cumsum(0)
+    # Pairs are sorted by query and round: the distance to the end of its group numbers a key from the last.
+    last = ends[rows] - torch.arange(len(rows), device=q.device) <= window
+    rows, keys = rows[last] // buckets.shape[2], keys[last]  # merge the rounds of each query
+    number = torch.arange(q[..., 0].numel(), device=q.device)
+    slots = slots.repeat(len(number) // context.q_len)
+    # A mask instead of a list of pairs, so that a key of several rounds counts once.
+    seen = torch.zeros(len(number), context.kv_len, dtype=torch.bool, device=q.device)
+    seen[rows, keys] = True
+    # A query attends to its own key only if it sees no other key.
+    own = seen[number, slots]
+    seen[number, slots] = False
+    seen[number, slots] = own & ~seen.any(1)
+    rows, keys = seen.nonzero(as_tuple=True)
+    head = rows // context.q_len
+    k, v = (at_least_float32(x.flatten(0, 1)[head, keys]) for x in (k, v))
+    return PairList(rows, keys, q.flatten(0, 2)[rows], k, v)
+
+
+def add_pair_terms(
+    listed: PairList, scores: Tensor, content: Tensor, terms: PairTerms
+) -> tuple[Tensor, Tensor]:
+    """Return the scores [P] and values [P, Dv] of pairs with the terms of a position scheme.
+
+    scores: [P], without the terms. content: [B, H, Tq, D].
+    """
+    rows, slots, _, k, v = listed
+    heads, queries = content.shape[1:3]
+    numbers = rows // queries // heads, rows // queries % heads, rows % queries, slots
+    pairs = Pairs(*(x.view(-1, 1, 1) for x in numbers))
+    met = content.flatten(0, 2)[rows].unsqueeze(1)
+    scores = terms.scores(scores.view(-1, 1, 1), pairs, met, k.unsqueeze(1)).flatten()
+    more = terms.values(torch.ones_like(pairs.b, dtype=v.dtype), pairs)
+    return scores, v if more is None else v + more.squeeze(1)
+
+
+def attend_to_pairs(rows: Tensor, scores: Tensor, v: Tensor, queries: int) -> Tensor:
+    """Return softmax attention [queries, Dv] over pairs.
+
+    Args:
+        rows: [P], the query of each pair.
+        scores: [P], the score of each pair.
+        v: [P, Dv], the value of each pair.
+        queries: the number of queries.
+    """
+    none = scores.new_zeros(queries)
+    top = none.scatter_reduce(0, rows, scores.detach(), "amax", include_self=False)
+    weights = (scores - top[rows]).exp()
+    total = none.index_add(0, rows, weights)
+    return v.new_zeros(queries, v.shape[1]).index_add(0, rows, (weights / total[rows]).unsqueeze(-1) * v)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

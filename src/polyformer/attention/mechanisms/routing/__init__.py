@@ -1,8 +1,8 @@
 """Routing attention: a token attends to the tokens of the same cluster, assigned by k-means over content.
 
-Read `definition` (the equation over all pairs), then `routing` (configuration and module) and `centroids`.
-The fast form: `interval_tiles` (the keys of each query in the order of clusters, as tiles) and
-`interval_attention` (forward and backward).
+Read `routing` (centroids, configuration and module), then `interval_attention` (the equation over all pairs,
+and its fast form, forward and backward) and `interval_tiles` (the keys of each query in the order of
+clusters, as tiles).
 """
 
 from polyformer.attention.mechanisms.routing.routing import RoutingConfig

@@ -1,18 +1,24 @@
 """Routing Transformer: a token attends to the tokens of the same cluster, assigned by k-means over content.
 
+    c(x) = argmax_c mu_c . n(x)
+    mu_c <- normalize(decay mu_c + (1 - decay) normalize(sum of the n(x) with c(x) = c))
     y_i = softmax_j(n(q_i) . n(k_j) / sqrt(D)) v_j    over the `window` nearest j with c(k_j) = c(q_i)
 
-n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids (`centroids`). A causal query
-attends to the last `window` keys of its cluster at or before itself; without causality also to the next
-`window` after it. Some heads, half by default, are local: softmax attention over the last `local_window`
-tokens (without causality also over the next). With sqrt(n) clusters and a window of sqrt(n) the cost is
-n^1.5 D. Roy et al. 2021, section 4.
+n is LayerNorm without scale and bias, c(x) the nearest of a head's centroids mu. A causal query attends to
+the last `window` keys of its cluster at or before itself; without causality also to the next `window` after
+it. Some heads, half by default, are local: softmax attention over the last `local_window` tokens (without
+causality also over the next). With sqrt(n) clusters and a window of sqrt(n) the cost is n^1.5 D. Roy et al.
+2021, section 4.
 
 Deviations: the paper gives each centroid the `window` tokens of the whole sequence that are nearest to it, so
 that the earlier tokens that a query attends to depend on later ones; here they do not. If keys are the
 queries (`share_queries`), a token attends to itself only if there is no other key, as in the Reformer;
 otherwise a query may have no keys, which gives zeros. Padding is in no cluster. Centroids start as random
 directions, move by the mean direction of a cluster, independent of the batch size, and get no gradients.
+
+A training step uses the current centroids and updates them after its backward pass: the tokens of a pass do
+not decide their own clusters, and recomputed activations are the same. Evaluation never changes them. Sums
+are all-reduced over all processes. A centroid that no vector chose does not move.
 """
 
 import contextlib
@@ -21,29 +27,170 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from annotated_types import Ge, Interval
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.mechanisms.base import Mechanism, MechanismBackend, MechanismConfig, PositionTerms
+from polyformer.attention.functional.parts import RotatedPart
+from polyformer.attention.functional.relative import Relative
+from polyformer.attention.mechanisms.base import (
+    DelegatedTerms,
+    Mechanism,
+    MechanismBackend,
+    MechanismConfig,
+    PositionTerms,
+    ScoreTerms,
+)
 from polyformer.attention.mechanisms.pair_terms import PairTerms
-from polyformer.attention.mechanisms.routing.centroids import Centroids, normed
-from polyformer.attention.mechanisms.routing.definition import RoutedHeads, definition
 from polyformer.attention.mechanisms.routing.interval_attention import (
+    RoutedHeads,
+    definition,
     interval_attention,
     interval_attention_with_terms,
 )
 from polyformer.attention.mechanisms.routing.interval_tiles import cluster_intervals, placeholder_clusters
-from polyformer.attention.mechanisms.some_heads import heads_of
+from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 from polyformer.core.token_records import record_mark
+
+LANES = 16
+"""The number of centroids is padded to a multiple of this.
+
+The widest vector registers in use have 16 numbers, and multiples of 16 also suit narrower registers. The
+maximum of a row is computed four times as fast as its index, which is why `forward` computes the maximum
+first and then the first entry that is equal.
+"""
+
+Chosen = tuple[Tensor, Tensor, Tensor | None]
+"""Normed vectors [B, H, T, D], their clusters [B, H, T], and a mask of non-padding [B, T], None for all."""
+
+
+def normed(x: Tensor) -> Tensor:
+    """Return n(x): x [B, H, T, D] with mean 0 and length sqrt(D) over D."""
+    # The memory layout of the projections, [B, T, H, D], which avoids copies.
+    return F.layer_norm(x.transpose(1, 2), x.shape[-1:]).transpose(1, 2)
+
+
+class Centroids(nn.Module):
+    """mu [H, C, D]: random directions from a separate generator, seeded like the initial weights."""
+
+    centres: Tensor
+
+    def __init__(self, heads: int, count: int, width: int, decay: float):
+        super().__init__()
+        self.decay = decay
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        generator = torch.Generator("cpu").manual_seed(seed)
+        drawn = torch.randn(heads, count, width, generator=generator, dtype=torch.float64, device="cpu")
+        centres = torch.empty(heads, count, width).copy_(
+            F.normalize(drawn - drawn.mean(-1, keepdim=True), dim=-1)
+        )
+        self.register_buffer("centres", centres)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the number of the nearest centroid [B, H, T] for each vector of normed x [B, H, T, D]."""
+        centres = self.centres.to(x.dtype)
+        if x.is_cuda or x.shape[2] == 1:
+            return (x @ centres.mT).argmax(-1)
+        count = centres.shape[1]
+        more = centres[:, :1].expand(-1, -count % LANES, -1)
+        centres = torch.cat([centres, more], 1).mT.contiguous()  # [H, D, W]
+        reversed_numbers, width = x.new_empty(x.shape[:3]), centres.shape[2]
+        run = max(1, min(x.shape[2], cache_capacity(x) // width))
+        scores, best = x.new_empty(2, run, width)
+        # Descending numbers, so that the maximum over equal scores is the first index.
+        down = torch.arange(width, 0, -1, dtype=x.dtype, device=x.device)
+        for row, row_numbers in zip(x, reversed_numbers):
+            for head, own, head_numbers in zip(row, centres, row_numbers):
+                for vectors, numbers in zip(head.split(run), head_numbers.split(run)):
+                    score = torch.mm(vectors, own, out=scores[: len(vectors)])
+                    top = score.amax(-1, keepdim=True)
+                    first = torch.eq(score, top, out=best[: len(vectors)]).mul_(down)
+                    torch.amax(first, -1, out=numbers)
+        numbers = width - reversed_numbers.long()
+        return numbers.masked_fill_(numbers >= count, 0)  # a copy of centroid 0, or NaN
+
+    def update_after_backward(self, queries: Chosen, keys: Chosen) -> None:
+        """Move the centroids in training, once the gradient of the queries is computed."""
+        if self.training and queries[0].requires_grad:
+            chosen = [(x.detach(), clusters, real) for x, clusters, real in (queries, keys)]
+            queries[0].register_hook(lambda _: self._update(chosen))
+
+    @torch.no_grad()
+    def _update(self, chosen: list[Chosen]) -> None:
+        old = self.centres.to(torch.promote_types(self.centres.dtype, torch.float32))
+        sums = torch.zeros_like(old)
+        for vectors in chosen:
+            self._add_to_sums(sums, *vectors)
+        # All processes must move their centroids alike.
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        new = F.normalize(self.decay * old + (1 - self.decay) * F.normalize(sums, dim=-1), dim=-1)
+        has_members = sums.square().sum(-1, keepdim=True) > 0
+        self.centres.copy_(torch.where(has_members, new, old))
+
+    def _add_to_sums(self, sums: Tensor, x: Tensor, clusters: Tensor, real: Tensor | None) -> None:
+        """Add the vectors of each cluster to its sum [H, C, D]."""
+        heads, count, _ = sums.shape
+        if real is not None:
+            x = x * real[:, None, :, None]
+        place = clusters + count * torch.arange(heads, device=x.device).view(-1, 1)
+        # The memory layout of x, [B, T, H, D], which avoids copies.
+        place, x = place.transpose(1, 2).flatten(), x.transpose(1, 2).flatten(0, 2)
+        sums.flatten(0, 1).index_add_(0, place, x.to(sums.dtype))
+
+
+def heads_of(position: PositionTerms, heads: slice, num_heads: int) -> ScoreTerms | None:
+    """Return the scheme for `heads` of `num_heads` heads; unchanged if these are all heads."""
+    own = range(num_heads)[heads]
+    return position if position is None or len(own) == num_heads else HeadSubset(position, own, num_heads)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadSubset(DelegatedTerms):
+    """A scheme evaluated for all heads, with zeros as queries and keys of the other heads."""
+
+    heads: range
+    num_heads: int
+
+    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
+        """Return none: no mechanism that computes heads in different ways rotates sets of pairs."""
+        return ()
+
+    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod | None:
+        """Return the scheme's score function with heads counted from the first of these heads."""
+        mod = self.position.score_mod(self._pad_heads(q), self._pad_heads(k), context)
+        if mod is None:
+            return None
+        first = self.heads.start
+
+        def of_heads(part: ScoreMod) -> ScoreMod:
+            return broadcasts(lambda score, b, h, q_idx, kv_idx: part(score, b, h + first, q_idx, kv_idx))
+
+        return chain_score_mods(step(name)(of_heads(part)) for name, part in steps_of(mod))
+
+    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
+        """Return the scheme's terms by distance, restricted to these heads."""
+        relative = self.position.relative(self._pad_heads(q), self._pad_heads(k), context)
+        return None if relative is None else relative.select_heads(list(self.heads), self.num_heads)
+
+    def _pad_heads(self, x: Tensor) -> Tensor:
+        """Return x [B, h, T, D] of these heads padded to all heads, [B, H, T, D]."""
+        # A scheme has tables for all heads and expects all of them.
+        return F.pad(x, (0, 0, 0, 0, self.heads.start, self.num_heads - self.heads.stop))
+
 
 Decay = Annotated[float, Interval(ge=0, lt=1), Wording(fix="0.999 is the paper's")]
 

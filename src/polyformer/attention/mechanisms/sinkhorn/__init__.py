@@ -1,10 +1,9 @@
 """Sinkhorn attention: blocks of keys are reordered by a learned soft permutation.
 
-Read `definition` (the equations), then `sinkhorn` (configuration and module), `sort_cut` (the truncated
-form), `balancing` (the permutation) and `blocks` (the block of each token).
+Read `definition` (the permutation and the equations), then `sinkhorn` (configurations and modules) and
+`blocks` (the block of each token).
 """
 
-from polyformer.attention.mechanisms.sinkhorn.sinkhorn import SinkhornConfig
-from polyformer.attention.mechanisms.sinkhorn.sort_cut import SortCutConfig
+from polyformer.attention.mechanisms.sinkhorn.sinkhorn import SinkhornConfig, SortCutConfig
 
 __all__ = ["SinkhornConfig", "SortCutConfig"]

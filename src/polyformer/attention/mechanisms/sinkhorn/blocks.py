@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.attention.mechanisms.sinkhorn.balancing import filled_mass
+from polyformer.attention.mechanisms.sinkhorn.definition import filled_mass
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.dropout import dropout

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention, SoftmaxConfig
-from polyformer.attention.patterns.user_defined import MaskModPattern
+from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.models.architectures import Transformer

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import ScoreMod
+from polyformer.attention.patterns.composition import as_pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
-from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.cli.plots.explorer.calls import Call
 from polyformer.core.sequence.context import Context
 from polyformer.core.token_records import Mark

@@ -9,6 +9,8 @@ type; a GPU rounds only the factors of products to it.
 
 `torch.compile` cannot trace it: the tiles depend on the layout, and the gradients of a `score_mod` are found
 by recording its execution. Use the backends `sdpa` or `flex` under `fullgraph=True`.
+
+The sizes of tiles are chosen for this machine, from the size of its cache and from timings of some tiles.
 """
 
 import dataclasses
@@ -23,15 +25,19 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyformer.attention.functional.backends.tiled import fused_rows
 from polyformer.attention.functional.backends.tiled.batched_tiles import BatchedTiles, batch_tiles
-from polyformer.attention.functional.backends.tiled.distance_tables import DistanceTables
-from polyformer.attention.functional.backends.tiled.relative_gradients import RelativeGradients
-from polyformer.attention.functional.backends.tiled.relative_terms import RelativeTerms
-from polyformer.attention.functional.backends.tiled.row_backward import Gradients, TileInputs, row_backward
-from polyformer.attention.functional.backends.tiled.row_forward import row_forward
+from polyformer.attention.functional.backends.tiled.relative_terms import (
+    DistanceTables,
+    RelativeGradients,
+    RelativeTerms,
+)
+from polyformer.attention.functional.backends.tiled.rows import (
+    Gradients,
+    TileInputs,
+    row_backward,
+    row_forward,
+)
 from polyformer.attention.functional.backends.tiled.score_mod_gradients import checked, tables_with_gradients
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import plan
-from polyformer.attention.functional.backends.tiled.tuning import tile_sizes
+from polyformer.attention.functional.backends.tiled.tiles import BLOCKS, CUDA, Masks, Tile, TileSizes, plan
 from polyformer.attention.functional.backends.tiled.work_items import (
     LN2,
     WorkItem,
@@ -41,11 +47,13 @@ from polyformer.attention.functional.backends.tiled.work_items import (
     work_items,
 )
 from polyformer.attention.functional.request import Request, transformed
-from polyformer.attention.patterns.window import Window
-from polyformer.core.ops.cpu_threads import parallel_map
+from polyformer.attention.patterns.windows import Window
+from polyformer.core.ops.batched_products import BATCHED_PRODUCTS
+from polyformer.core.ops.cpu_threads import parallel_map, threads
 from polyformer.core.ops.precision import at_least_float32, autocast_disabled
 from polyformer.core.ops.second_order import first_order
 from polyformer.core.ops.tuning import Section
+from polyformer.core.ops.tuning.machine import core_cache
 from polyformer.core.ops.tuning.stopwatch import least_seconds
 from polyformer.core.sequence.context import Context
 
@@ -279,7 +287,7 @@ def _price(request: Request) -> float:
     return ROWS().of(request) / CLEARLY
 
 
-def _measure() -> fused_rows.RowPrices:
+def _measured_prices() -> fused_rows.RowPrices:
     """Measure both ways for a window, with this number of threads and key heads of both kinds."""
     return fused_rows.RowPrices(own=_measured_price(1), grouped=_measured_price(3))
 
@@ -309,5 +317,63 @@ def _measured_price(groups: int) -> float:
 CLEARLY = 1.2
 """The factor by which the kernel must be faster: longer texts than the measured ones slow it down more."""
 
-ROWS = Section("rows", fused_rows.RowPrices(), _measure)
+ROWS = Section("rows", fused_rows.RowPrices(), _measured_prices)
 """The prices of rows of queries by the fused kernel, by which a call in inference is divided."""
+
+
+KEYS, WIDTH, FEW = 512, 64, 4
+"""Keys of the timed rows, the head dimension, and a number of queries and keys with negligible work."""
+
+ENTRY = 4
+"""Bytes of a score."""
+
+
+def tile_sizes(device: torch.device) -> TileSizes:
+    """Return the tile sizes of the device; measure them before the work is divided among threads."""
+    if device.type == "cuda":
+        return CUDA
+    if 1 not in BATCHED_PRODUCTS.by_threads:  # else every call of attention would set the threads twice
+        with threads(1):
+            BATCHED_PRODUCTS()
+    return TILES()
+
+
+def _measured_sizes() -> TileSizes:
+    """Measure the costs of rows of a single head with a single thread, as in work divided among threads.
+
+    No tile is larger than the cache of a core, or than the memory that allocators retain for the next tile.
+    """
+    entries = min(max(core_cache() // ENTRY, 1 << 16), 1 << 18)
+    with threads(1):
+        # A tile with almost no work: the cost of starting its operations.
+        start = least_seconds({FEW: _row(FEW, FEW)}, rounds=20)[FEW]
+        rows = least_seconds({block: _row(block, KEYS) for block in BLOCKS}, rounds=8)
+        mask = least_seconds({KEYS: _mask}, rounds=6)[KEYS]
+    return TileSizes(
+        prices=tuple(max(rows[block] - start, start) / (block * KEYS) * 1e9 for block in BLOCKS),
+        start=start * 1e9,
+        asked=mask / KEYS**2 * 1e9,
+        width=entries // 256,
+        entries=entries,
+    )
+
+
+def _row(queries: int, keys: int) -> Callable[[], object]:
+    """Return a function that runs the forward pass of a row of a single head."""
+    q, k = (torch.full((1, 1, n, WIDTH), 0.1, dtype=torch.float32) for n in (queries, keys))
+    context = Context(queries, keys)
+    request = Request(q, k, k, context, None, None, None, WIDTH**-0.5)
+    row = (Tile(0, queries, ((0, keys),), ()),)
+    item = WorkItem(request, Masks(None, context), (row,), slice(0, 1), slice(0, 1), seed=0)
+    item.look_at(q, k[0])
+    return lambda: row_forward(item, None, row, q, k[0], k[0])
+
+
+def _mask() -> torch.Tensor:
+    """Return the mask of a typical pattern of distances for `KEYS` queries and keys."""
+    slots = torch.arange(KEYS)
+    allowed = (slots.view(-1, 1) - slots).abs() <= KEYS // 2
+    return torch.full(allowed.shape, torch.inf, dtype=torch.float32).masked_fill_(~allowed, -torch.inf)
+
+
+TILES = Section("tiles", TileSizes(), _measured_sizes)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.backends.tiled.tile_sizes import TileSizes
-from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, plan, slots
+from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, TileSizes, plan, slots
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full

@@ -1,1 +1,0 @@
-"""Context parallelism: attention over a sequence that is sharded over processes."""

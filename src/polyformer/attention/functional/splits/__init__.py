@@ -1,1 +1,0 @@
-"""Splits of a call of `attend` into cheaper calls: by document, by head, by residue class of the slots."""
