@@ -213,9 +213,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 # Others have the same parts; tests/reference compares them.
-PRESENT = [
-    name for name in FAMILIES if name in SIZES and FAMILIES[name].model is not VisionTransformer
-]
+PRESENT = [name for name in FAMILIES if name in SIZES and FAMILIES[name].model is not VisionTransformer]
 CLASSES = [(name, task) for name in PRESENT for task in FAMILIES[name].tasks]
 FIRST_OF_EACH = [
     case
