@@ -81,7 +81,6 @@ class ImageModelling(TextTask, config=ImageConfig):
         super().__init__(config, tokenizer)
         if config.height is None or config.width is None:
             raise InputError("height, width: not known before the training images are; call resolve(rows)")
-        # Runs of earlier versions have no channels.
         colours = () if config.channels in (None, 1) else (config.channels,)
         self.levels, self.shape = config.levels, (config.height, config.width, *colours)
         self.start = config.levels  # the id after the last level
