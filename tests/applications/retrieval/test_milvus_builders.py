@@ -1,9 +1,5 @@
 """Two builds into one collection, by real processes and a server of their own: one of them builds."""
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +10,7 @@ from tiny_stores import TEXT, lines, manifest
 
 from forking import processes
 from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval import milvus_lease, milvus_server
-from polyformer.applications.retrieval.milvus_lease import Lease
+from polyformer.applications.retrieval import milvus_server
 from polyformer.applications.retrieval.milvus_server import Address, Server
 from polyformer.applications.retrieval.milvus_store import build_in_milvus, open_in_milvus
 from polyformer.applications.retrieval.readers import open_reader
@@ -34,7 +29,6 @@ def builds(checkpoint: Path, text: Path, address: Address, part: int, said: Any,
     torch.set_num_threads(1)
     building.COMMIT_SECONDS = 0.0
     building.BATCH_TOKENS = 256
-    milvus_lease.BEAT, milvus_lease.LEASE, milvus_lease.PAUSE = 0.1, 4.0, 0.2
     milvus_server.CONNECT = 60.0
 
     def report(progress: object) -> None:
@@ -81,6 +75,12 @@ def last(said: Any) -> Any:
     return word
 
 
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the cache folder of who runs the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def address(server: Start, server_uri: str) -> Address:
     server()
@@ -99,62 +99,15 @@ def test_the_second_is_refused_and_the_first_goes_on(
     entries += last(first_said)
     first.join()
     assert entries == open_in_milvus(address).manifest.count == open_folder(store).manifest.count
-    assert not Server(address).leases()
 
 
-def test_a_killed_builder_holds_it_no_longer(address: Address, checkpoint: Path, text: Path):
+def test_a_killed_builder_holds_it_no_longer(address: Address, checkpoint: Path, text: Path, store: Path):
     first, _, _ = begin(checkpoint, text, address, waits=True)
     first.kill()
     first.join()
-    assert len(Server(address).leases()) == 1
-    start = time.monotonic()
     _, said, _ = begin(checkpoint, text, address)
-    assert isinstance(last(said), int)
-    assert time.monotonic() - start > 4.0  # it might have been alive
-
-
-def test_a_builder_that_was_away_too_long_counts_nothing_more(address: Address, checkpoint: Path, text: Path):
-    first, first_said, first_goes_on = begin(checkpoint, text, address, waits=True)
-    os.kill(first.pid, signal.SIGSTOP)
-    _, second_said, second_goes_on = begin(checkpoint, text, address, waits=True)
-    os.kill(first.pid, signal.SIGCONT)
-    first_goes_on.set()
-    assert "another process builds it" in last(first_said)
-    second_goes_on.set()
-    assert isinstance(last(second_said), int)
-
-
-class Suspended(Server):
-    """The server of a builder that is suspended for two leases while it writes a heartbeat."""
-
-    lease: Lease
-
-    def write(self, row: int, content: dict[str, Any]) -> None:
-        if content["beat"]:
-            self.remove(row)  # as another builder does
-            self.lease.sure_from -= 2 * milvus_lease.LEASE
-        super().write(row, content)
-
-
-def test_a_heartbeat_that_restores_a_removed_row_is_taken_back(
-    address: Address, checkpoint: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(milvus_lease, "BEAT", 0.05)
-    server = Suspended(address)
-    server.create_about()
-    server.lease = lease = Lease(server, manifest(open_reader(checkpoint, "cpu"), text))
-    lease.acquire()
-    thread = threading.Thread(target=lease.beat, daemon=True)
-    thread.start()
-    thread.join(60)
-    lease.ended.set()
-    assert not thread.is_alive()  # the heartbeat came too late
-    assert not server.leases()
-    with pytest.raises(InputError, match="another process builds it"):
-        lease.check()
-    server.write(lease.row, lease.about | {"beat": 0})
-    with pytest.raises(InputError, match="another process builds it"):  # although the row is there
-        lease.check()
+    _, beside, _ = begin(checkpoint, text, address, part=2)
+    assert last(said) + last(beside) == open_folder(store).manifest.count
 
 
 def test_of_two_different_texts_at_once_one_is_built(
@@ -177,19 +130,3 @@ def test_two_processes_on_one_embedded_file(checkpoint: Path, text: Path, tmp_pa
     begin(checkpoint, text, address, waits=True)
     _, said, _ = begin(checkpoint, text, address)
     assert "in use by another process" in last(said)
-
-
-def test_two_at_the_same_moment_are_not_both_let_in(address: Address, checkpoint: Path, text: Path):
-    """Each adds its row before it looks: the one that looks last sees the other."""
-    reader, server = open_reader(checkpoint, "cpu"), Server(address)
-    server.create_about()
-    leases = [Lease(server, manifest(reader, text)) for _ in range(2)]
-    for row, lease in enumerate(leases):
-        lease.row = -100 - row
-        server.write(lease.row, lease.about)
-    assert all(lease._others() for lease in leases)
-    leases[0].release()
-    assert not leases[1]._others()
-    leases[1].check()
-    with pytest.raises(InputError, match="another process builds it"):
-        leases[0].check()
