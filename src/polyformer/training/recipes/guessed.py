@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyformer.attention.patterns import Local2D
+from polyformer.attention.patterns.base import contains
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
 from polyformer.data.guess import Guess, guess
@@ -163,7 +165,7 @@ def for_pixels(
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
     model: dict[str, Any] = {"position": {"kind": "grid", "shape": shape}}
-    if "Local2D(" in str(ModelChoice.from_dict(recipe["model"]).config().to_dict()):
+    if contains(ModelChoice.from_dict(recipe["model"]).config(), Local2D):
         model["pattern"] = pattern
     if guessed.kind == "super_resolution":
         factor = {**recipe["task"], **task}["factor"]
