@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
-from polyformer.data.formats import read_parquet
+from polyformer.data.formats.readers import read_parquet
 
 N = 3000
 COLUMNS: dict[str, list[Any]] = {

@@ -17,7 +17,7 @@ from polyformer.cli.plots.report.attention_maps import AttentionMaps, attention_
 from polyformer.cli.plots.report.charts import Scale, Series, bar_chart, line_chart
 from polyformer.cli.plots.report.run import has_causal_attention, patterns
 from polyformer.cli.plots.report.scaling import Growth, measure_growth
-from polyformer.data import library_text
+from polyformer.data.sources import library_text
 from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.report import number
 from polyformer.training.recipes.run import Run

@@ -37,7 +37,7 @@ def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
     from polyformer.applications.loaded import Verbatim, load_for
     from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.choices import listed
+    from polyformer.data.formats.columns import listed
 
     choices: Any = None
     if options.choices is not None:

@@ -135,7 +135,7 @@ def required(options: DatastoreOptions, *names: str) -> None:
 def source(options: DatastoreOptions) -> "tuple[Iterator[str], Text]":
     """Return the documents of TEXT, and its files."""
     from polyformer.data import DataConfig, read
-    from polyformer.data.fingerprint import fingerprint
+    from polyformer.data.sources.checks import fingerprint
 
     data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
     texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))

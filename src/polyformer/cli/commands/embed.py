@@ -150,8 +150,8 @@ def check_standard_input(options: EmbedOptions, world: int) -> None:
 
 def refuse_texts(files: tuple[str, ...]) -> None:
     """Raise `InputError` for a text in the place of a file: words that name no file."""
-    from polyformer.data.origins import parallel_files
-    from polyformer.data.remote import is_remote
+    from polyformer.data.sources.files import is_remote
+    from polyformer.data.sources.origins import parallel_files
 
     for file in files:
         if len(file.split()) < 2 or is_remote(file) or parallel_files(file):

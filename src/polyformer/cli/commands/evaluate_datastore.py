@@ -173,7 +173,7 @@ def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]
     from polyformer.applications.retrieval.readers import open_own_reader
     from polyformer.applications.retrieval.stores import open_store
     from polyformer.data import DataConfig
-    from polyformer.data.fingerprint import fingerprint
+    from polyformer.data.sources.checks import fingerprint
     from polyformer.training.tasks import LanguageModelling
 
     task = run.task_of(LanguageModelling)

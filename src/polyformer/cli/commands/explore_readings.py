@@ -168,7 +168,7 @@ def required_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Return whether the name is that of an image file."""
-    from polyformer.data.image_decoding import SUFFIXES
+    from polyformer.data.formats.images import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

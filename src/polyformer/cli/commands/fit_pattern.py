@@ -158,7 +158,7 @@ def evaluation(
     from polyformer.cli.commands.before_after import Comparison, comparison_table, measure, text_reader
     from polyformer.cli.commands.recall import probed
     from polyformer.cli.plots.fitted_pattern import FitQuality
-    from polyformer.data.compressed_files import opened
+    from polyformer.data.sources.files import opened
     from polyformer.models.checkpoints import convert
 
     names = [] if options.probe is None else [name.strip() for name in options.probe.split(",")]

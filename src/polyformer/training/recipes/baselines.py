@@ -25,7 +25,7 @@ from torch import Tensor
 
 from polyformer.core.labels import IGNORED
 from polyformer.data import Splits
-from polyformer.data.summaries import lead, rouge
+from polyformer.data.formats.questions_and_summaries import lead, rouge
 from polyformer.training.recipes.report import Row
 from polyformer.training.tasks import (
     Classification,

@@ -11,10 +11,10 @@ from polyformer.attention.patterns import Local2D
 from polyformer.attention.patterns.base import contains
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.guess import Guess, guess
-from polyformer.data.image_decoding import SUFFIXES
-from polyformer.data.origins import source_files
-from polyformer.data.prepared.text import is_prepared_source
+from polyformer.data.formats.guess import Guess, guess
+from polyformer.data.formats.images import SUFFIXES
+from polyformer.data.prepared.rows import is_prepared_source
+from polyformer.data.sources.origins import source_files
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.config import ModelConfig, max_positions

@@ -25,8 +25,8 @@ from polyformer.attention.positions import GridConfig
 from polyformer.core.errors import InputError
 from polyformer.core.labels import IGNORED
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.batching import Row
-from polyformer.data.images import GREYS, quantised
+from polyformer.data.formats.images import GREYS, quantised
+from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig

@@ -19,7 +19,7 @@ from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
 from polyformer.core.transformers_loading import load_by_transformers
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 
 HEIGHT = 780

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
-from polyformer.data.images import GREYS, quantised
+from polyformer.data.formats.images import GREYS, quantised
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks.image import by, shapes

@@ -5,8 +5,8 @@ import html
 from polyformer.cli.plots.report.held import HeldOutRows, ranked, rule
 from polyformer.cli.plots.report.page import section
 from polyformer.cli.plots.report.texts import example_table, number_cell, text_cell
-from polyformer.data.choices import right_choice
-from polyformer.data.squad import f1
+from polyformer.data.formats.columns import right_choice
+from polyformer.data.formats.questions_and_summaries import f1
 from polyformer.training.recipes.report import number
 
 NONE = "(no answer)"

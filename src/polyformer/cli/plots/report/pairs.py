@@ -8,7 +8,7 @@ from functools import partial
 from polyformer.cli.plots.report.held import HeldOutRows, ranked, rule
 from polyformer.cli.plots.report.page import section
 from polyformer.cli.plots.report.texts import example_table, number_cell, text_cell
-from polyformer.data.summaries import rouge
+from polyformer.data.formats.questions_and_summaries import rouge
 from polyformer.training.recipes.report import number
 from polyformer.training.tasks.text_to_text import measured
 
