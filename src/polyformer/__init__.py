@@ -5,7 +5,7 @@ Names are imported lazily, so that the command line starts without importing tor
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.applications.audit import audit as audit

@@ -164,7 +164,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "models/checkpoints/test_bad_configs.py::test_values_that_no_config_has",
         "models/checkpoints/test_bad_weights.py::test_unexpected_tensor_and_the_nearest_name",
         "models/checkpoints/test_bad_weights.py::test_misshapen_tensor",
-        "core/test_weights.py::test_a_number_that_is_none_is_named",
+        "models/architectures/test_weights.py::test_a_number_that_is_none_is_named",
     ),
     "Files named by an index or by a row of data must be in its folder.": (INDEX, IMAGES),
     "Paths and links that leave it are refused, also links in the place of a file of a checkpoint, tokenizer "

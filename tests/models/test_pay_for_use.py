@@ -86,7 +86,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
     "features of stacks": ("nn/stack/feature_stack.py", lambda: trained(layerdrop=0.5)),
     "runners of layers": ("nn/stack/runners.py", lambda: trained(depth="act")),
     "packed weights": (
-        "core/ops/packed_weights.py",
+        "models/generation/packed_weights.py",
         lambda: generated(count=20, hidden_size=80, intermediate_size=1000),
     ),
     "features of attention": ("nn/stack/feature_attention.py", lambda: trained(output_gate=True)),
@@ -103,7 +103,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),
     ),
     "experts": ("nn/feedforward/experts/", lambda: trained(feedforward="experts")),
-    "padding": ("core/sequence/unpadding.py", lambda: read(PADDED)),
+    "padding": ("models/architectures/unpadding.py", lambda: read(PADDED)),
     "terms by distance": ("attention/functional/relative.py", lambda: trained(position="alibi")),
     "tiles": (
         "attention/functional/backends/tiled/",

@@ -32,7 +32,7 @@ from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
-from polyformer.core.timing import time_once
+from polyformer.core.measuring import time_once
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, read
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.training.recipes.recipe import with_data

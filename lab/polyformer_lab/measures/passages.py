@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.timing import time_once
+from polyformer.core.measuring import time_once
 from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.sources.files import opened
 from polyformer.data.tokenizers.loading import load_tokenizer

@@ -9,7 +9,7 @@ import torch
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.core.ops.tuning.machine import processor
+from polyformer.core.ops.tuning import processor
 
 THREADS = "threads"
 PROCESSOR = "device", "instructions", "onednn"

@@ -18,8 +18,8 @@ from polyformer.core.limits import JSON_BYTES
 from polyformer.core.ops.tuning import recorded
 from polyformer.core.parsing import parse_json
 from polyformer.core.state import State
-from polyformer.core.state_files import state_tensors
 from polyformer.training.environment import versions
+from polyformer.training.state_files import state_tensors
 
 FORMAT = 3
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"

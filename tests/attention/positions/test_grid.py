@@ -5,7 +5,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.attention.positions import GridConfig, Shape
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Image
 
 
 def test_a_place_gets_its_row_its_column_and_its_colour():

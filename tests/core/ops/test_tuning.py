@@ -11,8 +11,8 @@ import torch
 from forking import start_python
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.ops.tuning import Section, adopted, recorded, store
-from polyformer.core.ops.tuning.section import forget
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.tuning import Section, adopted, forget, recorded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from polyformer.applications.retrieval.manifest import MANIFEST
 from polyformer.core.errors import InputError
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 
 TIMEOUT, CONNECT = 60.0, 20.0
 SERVER = re.compile(r"(?P<uri>(https?|tcp)://[^/]+)(/(?P<name>\w+))?/?")

@@ -35,7 +35,7 @@ from polyformer.attention.patterns.mod_cache import rule_key
 from polyformer.attention.patterns.user_defined import MaskModPattern
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.instrumentation import installed
-from polyformer.core.ops.precision import autocast_device, in_autocast_type, is_autocast, without_autocast
+from polyformer.core.ops.autograd import autocast_device, in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 
 log = logging.getLogger(__name__)

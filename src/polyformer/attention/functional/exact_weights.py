@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.score_steps import steps_of
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.softmax import softmax
 
 TILE = 128

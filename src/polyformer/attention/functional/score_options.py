@@ -10,8 +10,8 @@ from polyformer.attention.functional.parts import RotatedPart, attend_parts_with
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
+from polyformer.core.instrumentation import SINK, record_mark
 from polyformer.core.ops.softmax import amend
-from polyformer.core.token_records import SINK, record_mark
 
 
 def soft_cap(cap: float) -> ScoreMod:

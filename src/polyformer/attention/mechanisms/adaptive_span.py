@@ -30,12 +30,12 @@ from polyformer.attention.mechanisms.spans import (
     log_span_mask,
 )
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import appended
 from polyformer.core.ranges import UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
-from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import DelegatedTerms, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ranges import Probability, UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State

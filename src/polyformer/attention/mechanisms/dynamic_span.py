@@ -32,10 +32,10 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import appended
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State

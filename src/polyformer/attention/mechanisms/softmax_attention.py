@@ -19,8 +19,7 @@ from polyformer.attention.functional.score_options import soft_cap
 from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.mechanisms.cached import CachedAttention
 from polyformer.attention.mechanisms.pair_weights import PairWeightsConfig
-from polyformer.core.int8_cache import Int8Cache, Int8Pairs
-from polyformer.core.kv_cache import appended
+from polyformer.core.kv_cache import Int8Cache, Int8Pairs, appended
 from polyformer.core.ranges import PositiveFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.dropout import dropout
-from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context

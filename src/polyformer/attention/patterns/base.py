@@ -20,8 +20,7 @@ from polyformer.attention.patterns.layout import Keys, Layout, Row, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.structure import Structure
 from polyformer.core.errors import InputError, quote
-from polyformer.core.expression import first_name
-from polyformer.core.parsing import parse_expression
+from polyformer.core.parsing import first_name, parse_expression
 from polyformer.core.ranges import check_ranges
 from polyformer.core.registry import Members, register
 from polyformer.core.sequence.context import Context

@@ -10,8 +10,8 @@ from typing import Any
 
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.expression import plain
 from polyformer.core.limits import PATTERN_NUMBER
+from polyformer.core.parsing import plain
 
 
 def build_pattern(node: ast.expr, text: str, registry: Mapping[str, type]) -> Any:

@@ -79,7 +79,7 @@ def run(options: EmbedOptions) -> None:
     from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
     from polyformer.core import launcher
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.run import choose_device
 
     if options.out is None:

@@ -140,7 +140,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     transformers cannot load the model, and if weights are missing.
     """
     from polyformer.cli.plots.explorer.transformers_images import CLASSIFIER, part_for
-    from polyformer.core.transformers_loading import load_by_transformers
+    from polyformer.core.hub import load_by_transformers
 
     kind = "AutoModel"
     architectures = load_by_transformers("AutoConfig", name).architectures if image else None

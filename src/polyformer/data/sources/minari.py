@@ -12,7 +12,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.files import read_json
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.core.paths import leaves_folder
 
 PREFIX = "minari:"

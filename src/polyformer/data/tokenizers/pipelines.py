@@ -1,8 +1,4 @@
-"""Pipelines of the `tokenizers` library, and the names of special tokens.
-
-A `Tokenizer` has a pipeline, put together from parts or loaded from common files. Special tokens have the
-names of this library and those of common tokenizers.
-"""
+"""Pipelines of the `tokenizers` library for `Tokenizer`: their parts, and loading from common files."""
 
 import json
 import re
@@ -17,30 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.limits import SIZE
-
-# By role, our name first; <s>, </s>, [CLS] and [SEP] serve two roles if necessary.
-NAMES = {
-    "pad": ("<pad>", "[PAD]"),
-    "unk": ("<unk>", "[UNK]"),
-    "bos": ("<s>", "<bos>", "[BOS]", "<|endoftext|>", "[CLS]"),
-    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("<mask>", "[MASK]"),
-}
-# The order in which transformers gives ids to tokens that a vocabulary lacks.
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_SPECIAL = ("<pad>", "<s>", "</s>", "<mask>")
-# Special tokens of tokenizers trained here, with the ids 0, 1, ... (bytes: 256, 257, ...).
-SPECIAL_OF = {
-    "bytes": _SPECIAL,
-    "characters": (*_SPECIAL, "<unk>"),
-    "bpe": _SPECIAL,
-    "unigram": (*_SPECIAL, "<unk>"),
-    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-}
-BYTES = 256
-
+from polyformer.data.tokenizers.special_tokens import NAMES
 
 UNUSED_CHARACTER = "\U0010ffff"
 """A code point that never becomes a character, and so is unknown to tokenizers."""

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.data.tokenizers.pipelines import split_names, then, with_special
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -17,7 +17,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
-from polyformer.data.tokenizers.pipelines import BYTES, NAMES, SPECIAL_OF
+from polyformer.data.tokenizers.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 Normalization = Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
 

@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.pipelines import BYTES, SPECIAL_OF, bytelevel, with_special, wordpiece
+from polyformer.data.tokenizers.pipelines import bytelevel, with_special, wordpiece
+from polyformer.data.tokenizers.special_tokens import BYTES, SPECIAL_OF
 
 Backend = tokenizers.Tokenizer
 

@@ -7,7 +7,7 @@ from polyformer.attention.functional.context_parallel.exchange import total
 from polyformer.attention.functional.context_parallel.needs import choose_runs
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard

@@ -23,8 +23,8 @@ from polyformer.attention.patterns.marked import reads_marks
 from polyformer.attention.patterns.user_defined import as_pattern
 from polyformer.attention.positions.rope import RopeConfig, RopeExtensionConfig
 from polyformer.core.errors import InputError
-from polyformer.core.weights import load_weights
 from polyformer.models.architectures import Transformer, VisionConfig
+from polyformer.models.architectures.weight_files import load_weights
 from polyformer.models.checkpoints.scores import keep_scores, with_score_options
 from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig

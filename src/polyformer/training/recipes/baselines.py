@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import Splits
 from polyformer.data.formats.questions_and_summaries import lead, rouge
 from polyformer.training.recipes.report import Row

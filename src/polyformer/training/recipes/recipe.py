@@ -9,11 +9,10 @@ from typing import Any, Self
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.expression import first_name, with_options
 from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.names import register_names, unknown_name
-from polyformer.core.parsing import parse_yaml
+from polyformer.core.parsing import first_name, parse_yaml, with_options
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.data.prepared.folder import is_prepared

@@ -249,7 +249,7 @@ def check_data(run: Run, now: Fingerprint) -> None:
 
 def tokenizer_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in the folder of a run that decides the ids of a text."""
-    from polyformer.data.tokenizers.loading import PIECE_FILES  # imports the library of tokenizers
+    from polyformer.data.tokenizers.checkpoints import PIECE_FILES  # imports the library of tokenizers
 
     names = "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *PIECE_FILES
     files = [folder / name for name in names if (folder / name).is_file()]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import batch_to_device
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED, batch_to_device
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Learned
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveFloat, PositiveShare
 from polyformer.data import MaskingConfig
 from polyformer.data.rows.batching import Batch

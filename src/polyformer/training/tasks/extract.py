@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
 from polyformer.data.formats.questions_and_summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer

@@ -23,7 +23,7 @@ from polyformer.attention.patterns import Local2D
 from polyformer.attention.patterns.base import parts_in
 from polyformer.attention.positions import GridConfig
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.formats.images import GREYS, quantised
 from polyformer.data.rows.batching import Row

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import batch_to_device
-from polyformer.core.labels import IGNORED, next_labels
+from polyformer.core.host_values import IGNORED, batch_to_device, next_labels
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PreparedText

@@ -23,8 +23,8 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.mods import Mod
 from polyformer.attention.patterns.per_head import PerHead
+from polyformer.core.ops.autograd import mark_first_order
 from polyformer.core.ops.compiled_code import prepare_inductor
-from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Context
 
 COMPILATIONS = 200

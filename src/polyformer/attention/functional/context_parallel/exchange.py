@@ -13,7 +13,7 @@ from torch import Tensor
 from polyformer.attention.functional.context_parallel.needs import Needs
 from polyformer.attention.functional.context_parallel.traffic import count_transfer
 from polyformer.attention.patterns.layout import Interval, intersect, unite
-from polyformer.core.ops.second_order import WHOLE, first_order
+from polyformer.core.ops.autograd import WHOLE, first_order
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
 

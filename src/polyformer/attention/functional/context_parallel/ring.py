@@ -30,8 +30,7 @@ from polyformer.attention.functional.relative import TABLES, Relative
 from polyformer.attention.functional.request import Request
 from polyformer.attention.functional.splits.by_residue_class import join_by_lse
 from polyformer.attention.patterns.layout import intersect
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import WHOLE, first_order
+from polyformer.core.ops.autograd import WHOLE, autocast_disabled, first_order
 from polyformer.core.sequence.sequence_shards import SequenceShard
 
 

@@ -22,7 +22,7 @@ from polyformer.attention.mechanisms.chosen_blocks.choice import (
 from polyformer.attention.mechanisms.chosen_blocks.gathered import with_chosen_blocks
 from polyformer.attention.mechanisms.chosen_blocks.near_blocks import NearBlocks
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context

@@ -38,7 +38,7 @@ from polyformer.attention.mechanisms.chosen_blocks.choice import (
 )
 from polyformer.attention.patterns.window import Window
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context

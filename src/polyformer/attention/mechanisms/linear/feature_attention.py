@@ -30,7 +30,7 @@ from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.mechanisms.linear.sums import Sums, empty_sums
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt

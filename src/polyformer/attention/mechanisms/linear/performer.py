@@ -27,7 +27,7 @@ from polyformer.attention.mechanisms.linear.feature_attention import (
     RandomFeaturesConfig,
 )
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State

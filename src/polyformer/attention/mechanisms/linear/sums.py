@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
-from polyformer.core.ops.cache_capacity import cache_capacity
 
 
 class RunWeights(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.definition import same_bucket
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.sequence.context import Context
 
 MAX_LOOKUP_QUERIES, MIN_KEY_RATIO = 64, 64

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import (
     Heads,
@@ -50,16 +51,15 @@ from polyformer.attention.mechanisms.lsh.sorted_terms import sorted_attention_wi
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
 from polyformer.attention.mechanisms.pair_terms import PairTerms
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.core.token_records import record_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

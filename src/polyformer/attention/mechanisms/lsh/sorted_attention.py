@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.sorted_window import MASKED, Round, WindowBlocks, Windows, max_number
-from polyformer.core.ops.cache_capacity import cache_capacity
-from polyformer.core.ops.cpu_threads import parallel_map
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.autograd import autocast_disabled, first_order
+from polyformer.core.ops.cpu import parallel_map
 from polyformer.core.sequence.context import Context
 
 LOG2E, LN2 = math.log2(math.e), math.log(2)

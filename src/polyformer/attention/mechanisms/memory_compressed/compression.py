@@ -13,10 +13,10 @@ from bisect import bisect_right
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.documents import token_ranks
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import token_ranks
 
 NO_SLOT = 1 << 60
 """The end of a slot that no query attends to."""

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.documents import documents_of_row
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)

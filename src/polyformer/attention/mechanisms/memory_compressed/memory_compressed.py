@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.documents import take_tokens
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import (
     Heads,
@@ -37,13 +38,12 @@ from polyformer.attention.mechanisms.memory_compressed.compression import SlotWi
 from polyformer.attention.mechanisms.memory_compressed.definition import definition
 from polyformer.attention.mechanisms.memory_compressed.slot_terms import attend_with_terms, score_mod
 from polyformer.attention.mechanisms.pair_terms import PairTerms
+from polyformer.core.instrumentation import SlotKeys, record_lookup
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import take_tokens
 from polyformer.core.state import State
-from polyformer.core.token_records import SlotKeys, record_lookup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.attention.functional.cache_capacity import cache_capacity
 
 LANES = 16
 """The number of centroids is padded to a multiple of this.

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.pair_terms import (
     Pairs,
     PairTerms,
@@ -34,9 +35,7 @@ from polyformer.attention.mechanisms.pair_terms import (
 )
 from polyformer.attention.mechanisms.routing.definition import RoutedHeads
 from polyformer.attention.mechanisms.routing.interval_tiles import BLOCK, Intervals, Tiles, tiles
-from polyformer.core.ops.cache_capacity import cache_capacity
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.autograd import autocast_disabled, first_order
 
 LOG2E = math.log2(math.e)
 

@@ -37,13 +37,13 @@ from polyformer.attention.mechanisms.routing.interval_attention import (
 from polyformer.attention.mechanisms.routing.interval_tiles import cluster_intervals, placeholder_clusters
 from polyformer.attention.mechanisms.some_heads import heads_of
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.core.token_records import record_mark
 
 Decay = Annotated[float, Interval(ge=0, lt=1), Wording(fix="0.999 is the paper's")]
 

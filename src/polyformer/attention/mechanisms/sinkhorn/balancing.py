@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.ops.second_order import mark_first_order
+from polyformer.core.ops.autograd import mark_first_order
 
 
 class SortingNet(nn.Module):

@@ -28,10 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.documents import documents_of_row
 from polyformer.attention.mechanisms.sinkhorn.balancing import SortingNet, filled_mass, gumbel
 from polyformer.core.ops.softmax import record, safe_logsumexp
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import documents_of_row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,13 +51,13 @@ from polyformer.attention.mechanisms.sinkhorn.blocks import (
     to_blocks,
 )
 from polyformer.attention.mechanisms.sinkhorn.definition import SortingOptions, definition
+from polyformer.core.instrumentation import Lookup, record_lookup, record_mark
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recorded, recording
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.core.token_records import Lookup, record_lookup, record_mark
 
 SORTED = "blocks sorted into its place"
 """The name of the soft permutation in visualizations."""

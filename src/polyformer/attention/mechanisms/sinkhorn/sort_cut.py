@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.documents import take_tokens
 from polyformer.attention.mechanisms.sinkhorn.blocks import (
     Blocks,
     attend_in_blocks,
@@ -32,7 +33,6 @@ from polyformer.attention.mechanisms.sinkhorn.sinkhorn import (
 )
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import take_tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

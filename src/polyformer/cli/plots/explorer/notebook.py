@@ -18,7 +18,7 @@ from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
-from polyformer.core.transformers_loading import load_by_transformers
+from polyformer.core.hub import load_by_transformers
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 

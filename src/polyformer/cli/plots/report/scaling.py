@@ -10,7 +10,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal
-from polyformer.core.timing import time_interleaved
+from polyformer.core.measuring import time_interleaved
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 WINDOW, HEADS, HEAD_SIZE = 128, 4, 64

@@ -1,7 +1,8 @@
 """BART, a post-norm encoder-decoder with learned positions, and M2M-100. Lewis et al. 2020; Fan et al. 2021.
 
 BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
-have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
+have a token table that they never read: both are kept as unused tensors
+(polyformer.models.architectures.weight_files).
 """
 
 from collections.abc import Mapping

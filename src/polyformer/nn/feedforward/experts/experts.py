@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from polyformer.attention.functional.context_parallel.exchange import everywhere
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
+from polyformer.core.instrumentation import record_mark
+from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.linear import ExactLinear, linear
-from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, Wording
 from polyformer.core.sequence.context import Context
-from polyformer.core.token_records import record_mark
 from polyformer.nn.feedforward.base import FeedForward, FeedForwardConfig
 from polyformer.nn.feedforward.experts.routing import (
     ExpertRoutingConfig,

@@ -10,10 +10,8 @@ from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
 from polyformer.attention.functional.request import Request
 from polyformer.core.ops.batched_products import BATCHED_PRODUCTS
-from polyformer.core.ops.cpu_threads import threads
-from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.machine import core_cache
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.cpu import threads
+from polyformer.core.ops.tuning import Section, core_cache, least_seconds
 from polyformer.core.sequence.context import Context
 
 KEYS, WIDTH, FEW = 512, 64, 4

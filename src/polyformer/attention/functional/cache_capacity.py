@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from polyformer.core.ops.tuning.machine import core_cache
+from polyformer.core.ops.tuning import core_cache
 
 ON_ACCELERATOR = 1 << 26
 """Values per part on an accelerator, limited by its memory instead of its caches."""

@@ -1,11 +1,19 @@
-"""Loading of tensors from a file into a model that matches them exactly."""
+"""Weights that are read from files: checks, and tensors that a model does not use.
 
+A model must match the tensors of a file exactly. Unused tensors of a public checkpoint are stored next to the
+model, so that none is lost: some classes of transformers have parameters that they never compute with (a
+pooler below a head that pools nothing). Models here do not have them; the tensors are stored unchanged, by
+name, and exports to transformers contain them again.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.files import read_tensors, write_tensors
 
 ALIGNMENT = 64
 """torch allocates tensors at a multiple of this number of bytes."""
@@ -84,3 +92,19 @@ def _is_finite(tensor: Tensor) -> bool:
 def _tensor_at(model: nn.Module, name: str) -> object:
     module, _, key = name.rpartition(".")
     return getattr(model.get_submodule(module), key)
+
+
+FILE = "unread.safetensors"
+
+
+def read_unused_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the unused tensors in a model's directory in this library's format."""
+    return read_tensors(folder / FILE) if (folder / FILE).is_file() else {}
+
+
+def write_unused_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the tensors to `folder`; without tensors remove the file of an earlier model."""
+    if tensors:
+        write_tensors(folder / FILE, tensors)
+    else:
+        (folder / FILE).unlink(missing_ok=True)

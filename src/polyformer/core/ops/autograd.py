@@ -1,4 +1,6 @@
-"""Second-order gradients, and errors if a custom backward pass does not support them.
+"""Autograd functions: the precision of their computation, and their gradients of second order.
+
+They compute in the precision of their tensors, instead of autocast's.
 
 A hand-written backward pass returns numbers without a graph. Autograd would silently omit their part of a
 second-order gradient: torch's `once_differentiable` raises an error only in `.backward()`. So these passes
@@ -7,7 +9,8 @@ raise an error as soon as a graph of gradients is requested (`create_graph=True`
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +19,57 @@ from polyformer.core.errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return float16 and bfloat16 as float32, float32 and float64 unchanged."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def autocast_device(x: Tensor) -> str:
+    """Return the device type of the autocast that applies to `x`; for `meta` the CPU."""
+    return "cpu" if x.is_meta else x.device.type
+
+
+def is_autocast(device: str) -> bool:
+    """Return whether autocast is on for a device."""
+    # Compiled functions cannot ask torch 2.11 whether a device has autocast at all; only `meta` has none.
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def in_autocast_type(x: Tensor) -> Tensor:
+    """Return `x` in the type of autocast if it is on, except float64 and other kinds of numbers."""
+    device = autocast_device(x)
+    if not is_autocast(device) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context where operations run in the precision of their inputs, on the device of `x`."""
+    device = autocast_device(x)
+    # Entering torch's context costs microseconds even if autocast is off.
+    return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()
+
+
+def autocast_disabled(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate the passes of an autograd function, so that they run without autocast.
+
+    Autocast computes products in half precision but does not convert the tensors that they are written to. A
+    backward pass may be called inside autocast, and the threads of `parallel_map` never
+    inherit it.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **options: P.kwargs) -> R:
+        first = next((argument for argument in arguments if isinstance(argument, Tensor)), None)
+        if first is None:  # all gradients of this backward pass are undefined
+            return function(*arguments, **options)
+        with without_autocast(first):
+            return function(*arguments, **options)
+
+    return run
+
 
 DEFINITION = (
     'compute it with backend="definition", as in attend(..., backend="definition") or, for all layers of a '

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops import int4
-from polyformer.core.ops.int4 import FEW, dequantized, has_kernel, quantized
-from polyformer.core.ops.int4_layers import Int4Linear
 from polyformer.core.ops.linear import linears
 from polyformer.core.recorded_graph import record
+from polyformer.models.architectures import int4
+from polyformer.models.architectures.int4 import FEW, Int4Linear, dequantized, has_kernel, quantized
 
 SIZES = [(1, 32, 16), (3, 64, 50), (8, 33, 129), (FEW + 1, 300, 331), (2, 5, 3), (70, 96, 64)]
 

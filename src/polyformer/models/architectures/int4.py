@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import stacked_bias
-from polyformer.core.ops.quantized import chunked_product
+from polyformer.core.ops.quantized import QuantizedLinear, chunked_product
 
 GROUP, BLOCK = 32, 20
 """The inputs of a group, and the bytes of its block."""
@@ -126,3 +126,19 @@ class StackedBlocks:
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
             self._packed = packed, numbers.transpose(0, 1).bfloat16().contiguous()
         return self._packed
+
+
+class Int4Linear(QuantizedLinear):
+    """A `Linear` with a 4-bit weight: blocks `weight` [O, 20 G]; see the module."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__(weight, bias)
+        self.register_buffer("weight", quantized(weight))
+
+    def dequantized(self) -> Tensor:
+        """Return the weight [O, I] in float32."""
+        return dequantized(self.weight, self.inputs)
+
+    def stacked(self, layers: "Sequence[Int4Linear]", biases: Sequence[Tensor | None]) -> StackedBlocks:
+        """Return layers in the format of torch's kernel."""
+        return StackedBlocks([layer.weight for layer in layers], biases, self.inputs)

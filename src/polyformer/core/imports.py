@@ -1,8 +1,11 @@
-"""Public names of a package, loaded when they are first used."""
+"""Imports at first use: of the public names of a package, and of packages that an extra installs."""
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from polyformer.core.errors import InputError
 
 
 def lazy_names(
@@ -34,3 +37,17 @@ def lazy_names(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return getattr_, lambda: sorted(names())
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, reason: str, otherwise: str = "") -> Iterator[None]:
+    """Turn an `ImportError` inside into an `InputError` with the way to install the package.
+
+    extra: its name in `pip install 'polyformer[extra]'`. reason: why which package is needed. otherwise:
+    another way, such as "or leave it out".
+    """
+    try:
+        yield
+    except ImportError as error:
+        way = f", {otherwise}" if otherwise else ""
+        raise InputError(f"{reason}; pip install 'polyformer[{extra}]'{way}") from error

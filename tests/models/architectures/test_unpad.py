@@ -12,8 +12,8 @@ from polyformer.attention.functional.splits.by_document import document_lengths
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.unpadding import unpadding
 from polyformer.models.presets import model_config
 
 LENGTHS = (70, 33, 1, 200)
@@ -76,7 +76,7 @@ def test_a_model_without_its_padding_is_the_model(preset: str, side: str, monkey
         labels = labels.masked_fill(real == 0, -100)
     results = []
     for worth in (128, 10**9):
-        monkeypatch.setattr("polyformer.core.sequence.unpadding.WORTH_TOKENS", worth)
+        monkeypatch.setattr("polyformer.models.architectures.unpadding.WORTH_TOKENS", worth)
         model.zero_grad()
         out = model(ids, attention_mask=real, labels=labels, output_hidden_states=True)
         out.loss.backward()
