@@ -139,7 +139,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     has its head. Raises `InputError` if
     transformers cannot load the model, and if weights are missing.
     """
-    from polyformer.cli.plots.explorer.transformers_images import CLASSIFIER, part_for
+    from polyformer.cli.plots.explorer.images import CLASSIFIER, part_for
     from polyformer.core.hub import load_by_transformers
 
     kind = "AutoModel"
