@@ -12,9 +12,7 @@ import sys
 import torch
 
 import polyformer
-from polyformer.data import TokenizerConfig
-from polyformer.data.library_text import default_documents
-from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
+from polyformer.data import TokenizerConfig, build_tokenizer, default_documents, load_tokenizer
 from polyformer.training import contrastive_loss
 
 LONGEST = 64  # texts are cut to this number of tokens

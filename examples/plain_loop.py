@@ -10,7 +10,7 @@ import sys
 import torch
 
 import polyformer
-from polyformer.data.library_text import default_documents
+from polyformer.data import default_documents
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 LENGTH, BATCH = 96, 16

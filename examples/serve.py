@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 import polyformer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data import load_tokenizer
 
 FOLDER = os.environ["MODEL"]
 torch.set_num_threads(1)  # parallel requests use the cores, not parallel matrix products

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import torch
 
 import polyformer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data import load_tokenizer
 from polyformer.models.generation import TextStreamer
 
 

@@ -14,9 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 import polyformer
 import polyformer.models.transformers
-from polyformer.data import TokenizerConfig
-from polyformer.data.library_text import default_documents
-from polyformer.data.tokenizer_loading import build_tokenizer
+from polyformer.data import TokenizerConfig, build_tokenizer, default_documents
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 LENGTH = 64

@@ -130,8 +130,8 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
     "attention/functional/test_spread_attention.py": {
         "test_processes_compute_what_one_does": (0, PROCESSES),
     },
-    "applications/retrieval/test_milvus_lease.py": {
-        "*": (0, "waits for leases; test_milvus_store.py has a server"),
+    "applications/retrieval/test_milvus_builders.py": {
+        "*": (0, PROCESSES),
     },
     "lab/test_engine.py": {
         "test_a_cell_that_fails_stops_no_other": (0, PROCESSES),

@@ -21,7 +21,7 @@ LEVELS = [
     {"attention", "data"},
     {"nn"},
     {"models"},
-    {"hub", "training"},
+    {"training"},
     {"applications"},
     {"cli"},
     {"__main__"},

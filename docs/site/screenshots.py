@@ -24,8 +24,8 @@ from playwright.sync_api import Browser, sync_playwright
 from polyformer import create_model
 from polyformer.cli.main import main as polyformer
 from polyformer.cli.plots.explorer import Reading, page_of
-from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
-from polyformer.cli.plots.explorer.transformers_images import TransformersImages
+from polyformer.cli.plots.explorer.images import TransformersImages
+from polyformer.cli.plots.explorer.texts import PolyformerTexts
 
 ROOT = Path(__file__).parents[2]
 EXPLORER, SITE, HTML = ROOT / "docs/explorer", ROOT / "docs/screenshots", ROOT / "build/site/html"

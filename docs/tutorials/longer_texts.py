@@ -22,8 +22,7 @@ import transformers
 
 import polyformer.models.transformers
 import polyformer.models.transformers_attention
-from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
+from polyformer.data import TokenizerConfig, build_tokenizer, load_tokenizer
 from polyformer.models.checkpoints import convert
 from polyformer.training import contrastive_loss
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import polyformer
-from polyformer.core.ops.tuning.machine import description, processor
+from polyformer.core.ops.tuning import description, processor
 
 PACKAGES = (
     *("transformers", "ctranslate2", "llama-cpp-python", "local-attention", "performer-pytorch"),

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
+from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory
 from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.bench.rows import AbsentError
 

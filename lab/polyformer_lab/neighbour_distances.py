@@ -20,7 +20,7 @@ from polyformer.applications.retrieval.flat import squared_distances
 from polyformer.applications.retrieval.neighbours import without
 from polyformer.core.files import write_json
 from polyformer.core.ranges import PositiveFloat
-from polyformer.data.neighbours import ABOUT, ROWS, NeighbourInfo
+from polyformer.data.rows.neighbours import ABOUT, ROWS, NeighbourInfo
 from polyformer.nn.heads import HeadInput, HeadShape, SemiparametricConfig
 from polyformer.nn.heads.semiparametric import SemiparametricHead
 from polyformer_lab.measures.spalm import RecordingStore

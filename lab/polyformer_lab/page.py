@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from polyformer.cli.plots.report.page import details, figure, page, section, tiles
 from polyformer.core.files import atomic_write
-from polyformer.core.ops.tuning.machine import processor
+from polyformer.core.ops.tuning import processor
 from polyformer_lab.comparison import HEAD, comparison_note, differences
 from polyformer_lab.machine import code_version, versions
 from polyformer_lab.results import MEANINGLESS, UNSHOWN, Verdict, by_name, outcomes

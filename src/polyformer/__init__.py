@@ -5,7 +5,8 @@ Names are imported lazily, so that the command line starts without importing tor
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core import __version__ as __version__
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.applications.audit import audit as audit
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from polyformer.models.presets import register as register
     from polyformer.training.recipes import Recipe as Recipe
     from polyformer.training.recipes import fit as fit
-
-__version__ = "0.1.0"
 
 __getattr__, __dir__ = lazy_names(
     __name__,

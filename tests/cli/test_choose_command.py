@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyformer.cli.main import main
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.nn.heads import ChooseConfig, ClassifyConfig
 

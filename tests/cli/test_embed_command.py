@@ -25,7 +25,7 @@ from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.core.ops.pooling import pool
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.checkpoints.sentence import write_modules
 from polyformer.models.presets import create_model
 from polyformer.nn.heads import EmbedConfig

@@ -17,7 +17,7 @@ import checkpoints  # noqa: E402
 import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
 from polyformer.cli.main import main  # noqa: E402
-from polyformer.core.int8_cache import Int8Cache  # noqa: E402
+from polyformer.core.kv_cache import Int8Cache  # noqa: E402
 from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer  # noqa: E402
 
 TEXT = " ".join(checkpoints.TEXT[:12])

@@ -17,7 +17,8 @@ import pytest
 from polyformer.cli.commands import COMMANDS, load_command, options_class
 from polyformer.cli.commands.options import choices, flag
 from polyformer.cli.main import main
-from polyformer.core.ops.tuning import Section, store
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.tuning import Section
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.models.presets import create_model
 from polyformer_lab.bench import attention

@@ -117,6 +117,9 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
         (train, ["--steps", "many"], "--steps: expected int, got 'many'"),
         (train, ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
         (train, ["--steps"], "--steps: expected a value after it"),
+        (train, ["--plot=yes"], "--plot: expected no value after it, got 'yes'"),
+        (generate, ["run", "--temperature", "inf"], "--temperature: expected float, got 'inf'"),
+        (train, ["-x"], "unknown option '-x'"),
         (
             train,
             ["a", "b"],

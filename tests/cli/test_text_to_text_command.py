@@ -7,7 +7,7 @@ import checkpoints
 import yaml
 
 from polyformer.cli.main import main
-from polyformer.data.spans import add_sentinels
+from polyformer.data.rows.noising import add_sentinels
 
 
 def test_a_t5_goes_on_with_a_mixture(tmp_path: Path, output: Callable[..., str]):

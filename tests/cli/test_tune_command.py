@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from polyformer.cli.main import main
-from polyformer.core.ops.tuning import Section, store
-from polyformer.core.ops.tuning.section import forget
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.tuning import Section, forget
 
 
 @pytest.fixture(autouse=True)

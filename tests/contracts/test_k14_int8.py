@@ -10,10 +10,10 @@ from selection import cases
 from shared_models import shared
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops import int4, quantized_layers
+from polyformer.core.ops import quantized as quantized_layers
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.quantized_layers import QuantizedWeight
-from polyformer.models.architectures import Transformer
+from polyformer.core.ops.quantized import QuantizedWeight
+from polyformer.models.architectures import Transformer, int4
 from polyformer.models.architectures.weights import with_weights
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.core.destinations import check_folder, descriptor
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory, atomic_write, write_output
+from polyformer.core.paths import check_folder, descriptor
 
 CONTENTS = [b"new", lambda file: file.write_bytes(b"new")]
 contents = pytest.mark.parametrize("content", CONTENTS, ids=["bytes", "writer"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.core.expression import first_name, with_options
+from polyformer.core.parsing import first_name, with_options
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ from torch import Tensor
 from polyformer.core import host_values as module
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import (
+    IGNORED,
     batch_to_device,
+    check_labels,
     drop_full_mask,
     host_values,
+    next_labels,
     on_host,
     remember,
     tensor_on,
 )
-from polyformer.core.labels import IGNORED, check_labels, next_labels
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS

@@ -14,9 +14,9 @@ from polyformer.core.errors import MESSAGE, QUOTED, InputError, quote
 from polyformer.core.files import read_json
 from polyformer.core.limits import LIMITS, limit_table
 from polyformer.core.parsing import parse_expression, parse_json, parse_yaml
-from polyformer.data.formats import READERS
-from polyformer.data.images import read_idx
-from polyformer.data.word_vectors import read_word_vectors
+from polyformer.data.formats.images import read_idx
+from polyformer.data.formats.readers import READERS
+from polyformer.data.formats.word_vectors import read_word_vectors
 from polyformer.models.attached.attach_settings import restore
 from polyformer.models.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
 from polyformer.models.presets import model_config
@@ -36,7 +36,7 @@ def sparse(folder: Path, size: int, name: str = "large") -> Path:
 def in_label_folder(folder: Path) -> None:
     (folder / "pos").mkdir()
     sparse(folder / "pos", limits.FILE_OF_A_LABEL + 1, "1.txt")
-    from polyformer.data.folder_sources import folder_rows
+    from polyformer.data.sources.origins import folder_rows
 
     list(folder_rows(folder))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 
 
 def test_a_missing_package():

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyformer.core.errors import InputError
-from polyformer.core.tensor_files import TYPES, in_file_order, write_one_by_one
+from polyformer.core.files import TYPES, in_file_order, write_one_by_one
 
 
 def test_the_bytes_are_the_librarys_own(tmp_path: Path):

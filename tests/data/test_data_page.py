@@ -10,8 +10,8 @@ from PIL import Image
 
 from polyformer import InputError
 from polyformer.cli.main import main
-from polyformer.data.columns import content_roles, is_heading, roles
-from polyformer.data.guess import guess
+from polyformer.data.formats.columns import content_roles, is_heading, roles
+from polyformer.data.formats.guess import guess
 from polyformer.models.presets import create_model
 from polyformer.training.recipes.guessed import guessed_recipe
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from polyformer import InputError
-from polyformer.data.columns import content_roles
-from polyformer.data.directories import choose_files
-from polyformer.data.folder_sources import folder_rows
-from polyformer.data.guess import guess
-from polyformer.data.origins import open_source, source_files
+from polyformer.data.formats.columns import content_roles
+from polyformer.data.formats.directories import choose_files
+from polyformer.data.formats.guess import guess
+from polyformer.data.sources.origins import folder_rows, open_source, source_files
 
 STRAY = (
     "README",

@@ -8,8 +8,8 @@ import pytest
 
 from polyformer.cli.main import main
 from polyformer.data import DataConfig, load
-from polyformer.data.duplicates import Overlap, count, overlaps
-from polyformer.data.normalization import normalized
+from polyformer.data.sources.checks import Overlap, count, overlaps
+from polyformer.data.sources.held_out import normalized
 
 SOURCES = [f"Word number {i} of them" for i in range(40)]
 PAIRS = [(source, f"Wort {i} {n}") for i, source in enumerate(SOURCES) for n in range(1 + i % 3)]

@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
-from polyformer.data.compressed_files import EXPANDED
-from polyformer.data.guess import guess
-from polyformer.data.origins import open_source
-from polyformer.data.sources import DataConfig, read
+from polyformer.data.formats.guess import guess
+from polyformer.data.sources.files import EXPANDED
+from polyformer.data.sources.origins import open_source
+from polyformer.data.sources.splits import DataConfig, read
 from polyformer.training.recipes.recipe import absolute
 
 ROWS = [{"text": f"dòng số {number}\u2028 with an end"} for number in range(7)]

@@ -13,8 +13,8 @@ import pytest
 
 from polyformer import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.columns import KINDS
-from polyformer.data.guess import Guess, guess
+from polyformer.data.formats.columns import KINDS
+from polyformer.data.formats.guess import Guess, guess
 
 FILMS = [
     {"text": "a fine film", "label": "good"},

@@ -10,8 +10,8 @@ import pytest
 
 from polyformer import InputError
 from polyformer.data import DataConfig, load, read
-from polyformer.data.fingerprint import data_changes, fingerprint
-from polyformer.data.images import default_images, quantised, read_idx
+from polyformer.data.formats.images import default_images, quantised, read_idx
+from polyformer.data.sources.checks import data_changes, fingerprint
 
 NEEDS = "image", "height", "width"
 PIXELS = np.arange(3 * 2 * 5, dtype=np.uint8).reshape(3, 2, 5)

@@ -9,7 +9,7 @@ from chances import is_share
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.masking import Masking, MaskingConfig
+from polyformer.data.rows.masking import Masking, MaskingConfig
 
 WORDS = ["[PAD]", "[MASK]", *(f"w{i}" for i in range(100))]
 ROW = {"input_ids": np.arange(2, 102), "other": 1}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
-from polyformer.data.masking import draw_runs, mask_tokens
+from polyformer.data.rows.masking import draw_runs, mask_tokens
 
 MASK, SPECIAL, ORDINARY = 4, range(5), np.arange(5, 1005)
 

@@ -8,8 +8,8 @@ from test_first_contact import PLAIN, PLAIN_ROWS, lines, parquet
 
 from polyformer.core.errors import Caution
 from polyformer.data import DataConfig, load, read
-from polyformer.data.columns import KINDS
-from polyformer.data.guess import guess
+from polyformer.data.formats.columns import KINDS
+from polyformer.data.formats.guess import guess
 
 # name: content. All are read as PLAIN_ROWS, without the two rows that have no label.
 UNLABELLED: dict[str, str | bytes] = {

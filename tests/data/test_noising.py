@@ -10,7 +10,7 @@ from chances import are_shares, is_share
 from scipy import stats
 
 from polyformer.core.errors import InputError
-from polyformer.data.noising import (
+from polyformer.data.rows.noising import (
     NoiseConfig,
     apply_noises,
     delete_some,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
-from polyformer.data.packing import pack
+from polyformer.data.rows.packing import pack
 
 documents = st.lists(st.lists(st.integers(0, 999), max_size=30), max_size=12)
 

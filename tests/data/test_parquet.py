@@ -11,9 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
-from polyformer.core.limits import EXPANDED
-from polyformer.data.formats import read_parquet
-from polyformer.data.parquet import chunks, pages
+from polyformer.data.formats.readers import read_parquet
 
 N = 3000
 COLUMNS: dict[str, list[Any]] = {
@@ -83,24 +81,6 @@ def test_a_value_that_repeats_the_last_one(tmp_path: Path):
         list(read_parquet(file))
 
 
-def test_sizes_that_lie(tmp_path: Path):
-    """A page says that it needs 128 MiB; the file's metadata still say 20 KB."""
-    file = tmp_path / "a.parquet"
-    parquet.write_table(pa.table({"text": ["x" * 2_000_000]}), file, compression="zstd", use_dictionary=False)
-    with file.open("rb") as opened:
-        ((column,),) = chunks(opened)
-        (page,) = pages(opened, column)
-    content = bytearray(file.read_bytes())
-    at, size = column.start + 3, 2 * page.expanded
-    stated = bytes(size >> shift & 127 | (128 if shift < 21 else 0) for shift in (0, 7, 14, 21))
-    assert content[at : at + 4] == stated
-    content[at : at + 4] = b"\xfe\xff\xff\x7f"
-    file.write_bytes(content)
-    assert EXPANDED < 0xFFFFFFF >> 1
-    with pytest.raises(InputError, match=REFUSED):
-        list(read_parquet(file))
-
-
 def test_damage(tmp_path: Path):
     file = tmp_path / "a.parquet"
     parquet.write_table(TABLE, file)
@@ -111,23 +91,8 @@ def test_damage(tmp_path: Path):
             list(read_parquet(file))
 
 
-def test_sizes_are_those_of_pyarrow(tmp_path: Path):
-    file = tmp_path / "a.parquet"
-    parquet.write_table(TABLE, file, row_group_size=700)
-    metadata = parquet.read_metadata(file)
-    with file.open("rb") as opened:
-        groups = chunks(opened)
-    assert len(groups) == metadata.num_row_groups == 5
-    for number, group in enumerate(groups):
-        for place, chunk in enumerate(group):
-            column = metadata.row_group(number).column(place)
-            assert chunk.values == column.num_values
-            assert chunk.expanded == column.total_uncompressed_size
-            assert chunk.stop - chunk.start == column.total_compressed_size
-
-
 def test_metadata_that_contradict_one_another(tmp_path: Path):
-    """pyarrow ends the process where it is asked for such a column: histograms of another length."""
+    """pyarrow ends the process where it is asked for such a column's sizes: histograms of another length."""
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": ["a b", "c"], "tokens": [["x"], ["y", "z"]]}), file)
     whole = file.read_bytes()

@@ -14,8 +14,8 @@ from PIL import Image
 
 from polyformer import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.hub_data import hub_image
-from polyformer.data.origins import open_source
+from polyformer.data.sources.datasets import hub_image
+from polyformer.data.sources.origins import open_source
 
 NEEDS = "image", "height", "width"
 PRIVATE = "a private text"

@@ -175,7 +175,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, name: str, data: bytes, mes
 
 
 def test_a_gzip_bomb_is_refused_before_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.data.compressed_files.EXPANDED", 2**16)
+    monkeypatch.setattr("polyformer.data.sources.files.EXPANDED", 2**16)
     for name, needs, data in [("a.txt.gz", ("text",), bytes(2**20)), ("a.jsonl.gz", ("text",), b"[" * 2**20)]:
         (tmp_path / name).write_bytes(gzip.compress(data))
         with pytest.raises(InputError, match=r"more than 200 times as large as its compressed file: refused"):
@@ -183,7 +183,7 @@ def test_a_gzip_bomb_is_refused_before_it_grows(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyformer.data.compressed_files.LINE", 100)
+    monkeypatch.setattr("polyformer.data.sources.files.LINE", 100)
     for name in ("a.csv", "a.tsv", "a.jsonl", "a.conll"):
         (tmp_path / name).write_text("text\n" * 0 + "x" * 101 + "\n")
         with pytest.raises(InputError, match=r"line 1: longer than 100 characters; split it into lines"):

@@ -9,14 +9,12 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, Tokenizer, TokenizerConfig, load_tokenizer, pack
-from polyformer.data.batching import Position
-from polyformer.data.prepared import in_order, preparing
-from polyformer.data.prepared.folder import FramedText
-from polyformer.data.prepared.in_order import MappedSegments
-from polyformer.data.prepared.manifest import Settings
-from polyformer.data.prepared.rows import MappedBatches, PackedText
-from polyformer.data.prepared.text import open_prepared
-from polyformer.data.segments import Segments
+from polyformer.data.prepared import preparing
+from polyformer.data.prepared import rows as in_order
+from polyformer.data.prepared.folder import FramedText, Settings
+from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, open_prepared
+from polyformer.data.rows.batching import Position
+from polyformer.data.rows.packing import Segments
 
 BOS, EOS, PAD = 257, 258, 256
 TEXTS = ["x" * (number * 7 % 23) for number in range(60)] + ["", "y" * 90, ""]

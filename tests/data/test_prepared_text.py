@@ -15,14 +15,13 @@ import pytest
 from forking import processes
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.data.formats import PIECE
-from polyformer.data.held_out import select_rows
+from polyformer.data.formats.readers import PIECE
 from polyformer.data.prepared import preparing
-from polyformer.data.prepared.folder import PreparedFolder
-from polyformer.data.prepared.manifest import MANIFEST, Manifest, Settings
-from polyformer.data.prepared.reading import pieces
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.prepared.folder import MANIFEST, Manifest, PreparedFolder, Settings
+from polyformer.data.prepared.preparing import pieces
+from polyformer.data.sources.held_out import select_rows
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 KILLS = int(os.environ.get("KILLS", "3"))
 

@@ -1,6 +1,6 @@
 """Public data sets as they are published, where they are at hand: their counts are those that are known."""
 
-from polyformer.data.sources import DataConfig, load, read
+from polyformer.data.sources.splits import DataConfig, load, read
 
 
 def rows(path, needs=("text",), **options):

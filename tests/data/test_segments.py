@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.data.packing import IGNORED
-from polyformer.data.segments import Segments
+from polyformer.data.rows.packing import IGNORED, Segments
 
 PAD = 99
 

@@ -9,8 +9,7 @@ import pytest
 from chances import are_shares, is_share
 
 from polyformer.core.errors import InputError
-from polyformer.data.pairs import Pair, cut_pair, pair_row
-from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
+from polyformer.data.rows.pairs import Pair, cut_pair, next_sentence_pairs, pair_row, sentence_order_pairs
 
 
 class Script:

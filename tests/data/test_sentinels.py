@@ -4,8 +4,8 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.spans import add_sentinels, sentinel_ids
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.rows.noising import add_sentinels, sentinel_ids
+from polyformer.data.tokenizers.loading import load_tokenizer
 
 
 @pytest.mark.parametrize("algorithm", ["bytes", "bpe", "wordpiece", "unigram"])

@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
-from polyformer.data.formats import PIECE
-from polyformer.data.origins import open_source
-from polyformer.data.sources import DataConfig, load, read
+from polyformer.data.formats.readers import PIECE
+from polyformer.data.sources.origins import open_source
+from polyformer.data.sources.splits import DataConfig, load, read
 
 TEXT, LABELLED, PAIRS, TAGGED = ("text",), ("text", "label"), ("source", "target"), ("tokens", "tags")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
-from polyformer.data.spans import (
+from polyformer.data.rows.noising import (
     corrupt_spans,
     corrupted_lengths,
     draw_spans,
@@ -31,7 +31,7 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch):
     """Figure 2 of the paper: "Thank you <X> me to your party <Y> week"; here the last word is taken too."""
     words = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week"]
     taken = np.array([word in ("for", "inviting", "last", "week") for word in words])
-    monkeypatch.setattr("polyformer.data.spans.draw_spans", lambda *args, **options: taken)
+    monkeypatch.setattr("polyformer.data.rows.noising.draw_spans", lambda *args, **options: taken)
     source, target = corrupt(range(10, 20), 0, density=0.4, mean_span=2)
     assert source.tolist() == [10, 11, 999, 14, 15, 16, 17, 998, 1]
     assert target.tolist() == [999, 12, 13, 998, 18, 19, 1]

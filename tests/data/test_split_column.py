@@ -7,8 +7,8 @@ from test_first_contact import FILMS, FRAME, PLAIN, lines, parquet, table
 
 from polyformer import InputError
 from polyformer.data import DataConfig, load, read
-from polyformer.data.columns import KINDS
-from polyformer.data.guess import guess
+from polyformer.data.formats.columns import KINDS
+from polyformer.data.formats.guess import guess
 from polyformer.training.recipes.another_source import for_another_source
 from polyformer.training.recipes.guessed import guessed_recipe
 from polyformer.training.recipes.recipe import with_data

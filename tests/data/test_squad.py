@@ -8,7 +8,13 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
-from polyformer.data.squad import are_answers, exact_match, f1, normal_form, read_squad
+from polyformer.data.formats.questions_and_summaries import (
+    are_answers,
+    exact_match,
+    f1,
+    normal_form,
+    read_squad,
+)
 
 FILE = {
     "data": [

@@ -8,7 +8,7 @@ from polyformer.attention.patterns import ETC
 from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, default_documents
-from polyformer.data.structured import documents_of, split_sentences, structured
+from polyformer.data.rows.structured import documents_of, split_sentences, structured
 from polyformer.models.presets import create_model
 
 GLOBAL, RADIUS = 8, 4

@@ -7,10 +7,10 @@ import pytest
 
 from pairwise import pairwise
 from polyformer import InputError
-from polyformer.data import tables
-from polyformer.data.formats import read_conllu
-from polyformer.data.guess import guess
-from polyformer.data.tables import SAMPLE, delimiter_of, has_quotes, read_csv, read_jsonl
+from polyformer.data.formats import tables
+from polyformer.data.formats.guess import guess
+from polyformer.data.formats.readers import read_conllu
+from polyformer.data.formats.tables import SAMPLE, delimiter_of, has_quotes, read_csv, read_jsonl
 
 ROWS = [{"text": "a, fine\nfilm", "label": "1"}, {"text": 'so "long"; dull', "label": "0"}]
 

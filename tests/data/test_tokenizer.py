@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
-from polyformer.data.spans import add_sentinels
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
+from polyformer.data.rows.noising import add_sentinels
+from polyformer.data.tokenizers.loading import build_tokenizer, load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, and the dog barks.",

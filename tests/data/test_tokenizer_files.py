@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.data import pipelines
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers import pipelines
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<x>", "fox", "Dog", "dog", "##s", "x", "<", ">"]
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 3

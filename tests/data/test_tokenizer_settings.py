@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
-from polyformer.data.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,8 +15,8 @@ import pytest
 from pyarrow import parquet
 
 from polyformer.core.errors import InputError
-from polyformer.data import remote
-from polyformer.data.origins import open_source
+from polyformer.data.sources import files as remote
+from polyformer.data.sources.origins import open_source
 
 ROWS = [{"text": f"dòng số {number} " + "of a long text " * 40} for number in range(5000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -207,7 +207,7 @@ def test_a_missing_file(served: Callable[[type[Server]], str]):
 def test_a_large_table_needs_a_server_of_parts(
     served: Callable[[type[Server]], str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("polyformer.data.parquet.EXPANDED", 1000)
+    monkeypatch.setattr("polyformer.data.formats.parquet.EXPANDED", 1000)
     with pytest.raises(InputError, match=r"a.parquet: the server does not send parts of files; fetch it"):
         rows(f"{served(Server)}/a.parquet")
 

@@ -164,7 +164,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "models/checkpoints/test_bad_configs.py::test_values_that_no_config_has",
         "models/checkpoints/test_bad_weights.py::test_unexpected_tensor_and_the_nearest_name",
         "models/checkpoints/test_bad_weights.py::test_misshapen_tensor",
-        "core/test_weights.py::test_a_number_that_is_none_is_named",
+        "models/architectures/test_weights.py::test_a_number_that_is_none_is_named",
     ),
     "Files named by an index or by a row of data must be in its folder.": (INDEX, IMAGES),
     "Paths and links that leave it are refused, also links in the place of a file of a checkpoint, tokenizer "
@@ -188,6 +188,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "training/test_fifos.py::test_no_reader_of_a_run_waits_for_a_fifo",
         "data/test_paths_in_data.py::test_a_fifo_is_not_waited_for",
         "core/test_files.py::test_only_regular_files_are_opened_to_read",
+    ),
+    "Of a Parquet file the stated size of a row group is checked before it is read.": (
+        "data/test_parquet.py::test_what_expands_is_refused",
+    ),
+    "The values of a batch (at most 256 rows) are counted when it has been read, so a crafted list that "
+    "stands for many equal numbers takes its memory first.": (
+        "data/test_parquet.py::test_what_expands_is_refused",
     ),
     "The limits protect against small files with a large cost.": (LIMIT,),
     "They are not a sandbox: a large model needs its memory and a large data set needs its time.": ADVICE,

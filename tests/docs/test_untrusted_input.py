@@ -26,14 +26,15 @@ from polyformer.applications.retrieval.store import open_folder
 from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.main import main
 from polyformer.core.files import PICKLES
-from polyformer.core.ops.tuning import store
-from polyformer.core.ops.tuning.section import forget
+from polyformer.core.hub import load_by_transformers
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.tuning import forget
 from polyformer.core.parsing import parse_yaml
-from polyformer.core.transformers_loading import load_by_transformers
-from polyformer.data import DataConfig, load_tokenizer, read, remote
-from polyformer.data.neighbours import NeighbourInfo
-from polyformer.data.origins import open_source
-from polyformer.data.prepared.manifest import Manifest
+from polyformer.data import DataConfig, load_tokenizer, read
+from polyformer.data.prepared.folder import Manifest
+from polyformer.data.rows.neighbours import NeighbourInfo
+from polyformer.data.sources import files as remote
+from polyformer.data.sources.origins import open_source
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.plugins import IMPORTED_NAMES
 from polyformer.models.presets import create_model, model_config

@@ -11,7 +11,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import PositionConfig
 from polyformer.cli.plots.pattern import pictures
-from polyformer.core.expression import with_options
+from polyformer.core.parsing import with_options
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig

@@ -29,7 +29,7 @@ from polyformer.applications.retrieval.store import open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
-from polyformer.data.formats import read_parquet
+from polyformer.data.formats.readers import read_parquet
 from polyformer.models.attached.attach_settings import restore
 from polyformer.models.checkpoints.gguf_tensors import LAYER
 from polyformer.models.generation.config import GenerationConfig

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyformer.core.parsing import dump_yaml
-from polyformer.data.formats import READERS
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.formats.readers import READERS
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.training.recipes.recipe import Recipe, find_recipe, recipe_names, recipe_text
 
 ASKED = {"id": "1", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}

@@ -11,7 +11,7 @@ import polyformer
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizer_loading import build_tokenizer
+from polyformer.data.tokenizers.loading import build_tokenizer
 from polyformer_lab.bench import attached, families, generation, models, neighbours, overhead, store
 from polyformer_lab.bench.passes import agreement
 from polyformer_lab.bench.plain_decoder import plain_decoder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer.core.labels import next_labels
+from polyformer.core.host_values import next_labels
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.presets import create_model
 from polyformer.training.recipes.fit import Fitted

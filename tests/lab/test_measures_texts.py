@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polyformer import InputError
-from polyformer.data import formats
+from polyformer.data.formats import readers as formats
 from polyformer_lab.measures import texts
 from polyformer_lab.measures.opening_sentences import opening_sentences
 

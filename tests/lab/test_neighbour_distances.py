@@ -8,7 +8,7 @@ import torch
 from polyformer.applications.retrieval.neighbours import find
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.data.neighbours import ROWS
+from polyformer.data.rows.neighbours import ROWS
 from polyformer.nn.heads import HeadInput, HeadShape
 from polyformer_lab.cells import Cell
 from polyformer_lab.measures.spalm import files_of, rows_of

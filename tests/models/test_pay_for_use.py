@@ -86,7 +86,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
     "features of stacks": ("nn/stack/feature_stack.py", lambda: trained(layerdrop=0.5)),
     "runners of layers": ("nn/stack/runners.py", lambda: trained(depth="act")),
     "packed weights": (
-        "core/ops/packed_weights.py",
+        "models/generation/packed_weights.py",
         lambda: generated(count=20, hidden_size=80, intermediate_size=1000),
     ),
     "features of attention": ("nn/stack/feature_attention.py", lambda: trained(output_gate=True)),

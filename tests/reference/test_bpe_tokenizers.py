@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizer_cases import LEARNT, TEXTS, both, same, saves, write
 
-from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from family_table import their_model
 import polyformer
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.models import transformers as hub
 from polyformer.models.checkpoints import from_transformers
 

@@ -19,7 +19,7 @@ import polyformer  # noqa: E402
 from gguf_files import Kind, described, tensors_of, write  # noqa: E402
 from polyformer.cli.main import main  # noqa: E402
 from polyformer.core.errors import InputError  # noqa: E402
-from polyformer.core.ops.int4_layers import Int4Linear  # noqa: E402
+from polyformer.models.architectures.int4 import Int4Linear  # noqa: E402
 from polyformer.models.architectures.weights import with_weights  # noqa: E402
 from polyformer.models.checkpoints import config_of  # noqa: E402
 from polyformer.models.checkpoints.gguf_tensors import BYTES_AT_ONCE, open_gguf  # noqa: E402

@@ -10,9 +10,10 @@ from families import Inputs, counted, loaded, same, shaken, texts, verify
 from family_inputs import TOKENS, TOPICS, without_effect
 from family_table import TABLE, read_config, their_config, their_model
 
-from polyformer import from_pretrained, hub
+from polyformer import from_pretrained
 from polyformer.attention.patterns import Marked, Window
 from polyformer.core.errors import InputError
+from polyformer.models import transformers as hub
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.presets import create_model, model_config
 from polyformer.nn.heads import ClassifyConfig, SpanConfig, TagConfig

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 

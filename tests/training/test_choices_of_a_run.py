@@ -7,9 +7,9 @@ import torch
 from tiny_task import TinyTask, run
 from torch import nn
 
+from polyformer.core.ops import tuning as store
 from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
-from polyformer.core.ops.tuning import store
-from polyformer.core.ops.tuning.section import forget
+from polyformer.core.ops.tuning import forget
 from polyformer.training.task import Batch
 
 ONEDNN, BLAS = (

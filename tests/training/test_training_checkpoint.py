@@ -191,25 +191,8 @@ def test_another_format_is_refused_with_its_versions(half: Path) -> None:
     folder = half / "checkpoints/step-00000010"
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps({**state, "format": 99}))
-    with pytest.raises(InputError, match=r"written as format 99 by \{'polyformer': .* reads formats 2 and 3"):
+    with pytest.raises(InputError, match=r"written as format 99 by \{'polyformer': .* reads format 3"):
         read_state(folder)
-
-
-def test_the_best_evaluation_of_format_2_is_that_of_its_checkpoint(half: Path) -> None:
-    first, last = (half / f"checkpoints/step-{step:08d}" for step in (5, 10))
-    expected = {"loss": 1.5}
-    edited(first, True, metrics=expected)
-    state = json.loads((last / "state.json").read_text())
-    del state["progress"]["best_metrics"]
-    state["progress"] |= {"best": 1.0, "best_step": 5}
-    state["format"] = 2
-    (last / "state.json").write_text(json.dumps(state))
-    edited(last, True)
-    progress = read_state(last)["progress"]
-    assert (progress.best_step, progress.best_metrics) == (5, expected)
-    shutil.rmtree(first)
-    progress = read_state(last)["progress"]
-    assert (progress.best_step, progress.best_metrics) == (None, {})
 
 
 def test_what_does_not_fit_is_refused(half: Path) -> None:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.checkpoints import FAMILIES, Family
 from polyformer.models.presets import model_config
 from polyformer.training.recipes.recipe import with_data

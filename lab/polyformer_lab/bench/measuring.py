@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.ops.tuning.machine import instruction_set
-from polyformer.core.ops.tuning.section import recorded
-from polyformer.core.timing import median, time_interleaved, time_once
+from polyformer.core.measuring import median, time_interleaved, time_once
+from polyformer.core.ops.tuning import instruction_set, recorded
 from polyformer_lab.bench.records import Comparison, MeasuredCase, Record, Seconds
 from polyformer_lab.bench.rows import OURS, SPEED, AbsentError, Case, Contest, Row
 

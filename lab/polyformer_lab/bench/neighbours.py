@@ -19,7 +19,6 @@ from polyformer.applications.retrieval.entries import KEYS, VALUES
 from polyformer.applications.retrieval.flat import as_tensor, nearest
 from polyformer.applications.retrieval.index import IndexConfig, imported_faiss, make_index
 from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.milvus_lease import held
 from polyformer.applications.retrieval.milvus_server import Address, Server
 from polyformer.applications.retrieval.milvus_store import (
     MANIFEST_ROW,
@@ -27,12 +26,13 @@ from polyformer.applications.retrieval.milvus_store import (
     MilvusWriter,
     create_entries,
     open_in_milvus,
+    sole_builder,
 )
 from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
-from polyformer.core.timing import time_once
+from polyformer.core.measuring import time_once
 from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 
@@ -99,8 +99,8 @@ def in_milvus(name: str, store: FolderStore) -> MilvusStore:
     if MANIFEST_ROW not in server.rows():
         server.create_about()
         create_entries(server, store.manifest.dimension)
-        with held(server, store.manifest) as lease:
-            writer = MilvusWriter(server, store.manifest, {}, lease)
+        with sole_builder(address, store.manifest.part):
+            writer = MilvusWriter(server, store.manifest, {})
             for start in range(0, len(store.keys), CHUNK):
                 some = slice(start, start + CHUNK)
                 writer.add(np.asarray(store.keys[some]), store.values[some], 1)

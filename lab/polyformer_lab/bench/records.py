@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 
 from polyformer.core.config import Config
-from polyformer.core.destinations import is_replaceable
 from polyformer.core.errors import InputError
 from polyformer.core.files import json_bytes, read_json, write_output
-from polyformer.core.ops.tuning.machine import processor
-from polyformer.core.timing import median
+from polyformer.core.measuring import median
+from polyformer.core.ops.tuning import processor
+from polyformer.core.paths import is_replaceable
 from polyformer_lab.machine import versions
 
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import torch
 
-from polyformer.core.destinations import check_file, is_replaceable
 from polyformer.core.files import read_json, write_json
+from polyformer.core.paths import check_file, is_replaceable
 from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer_lab.bench.measuring import measure
 from polyformer_lab.bench.records import Record, Table

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyformer.core.memory_use import MIB
+from polyformer.core.measuring import MIB
 from polyformer.core.sequence.context import Context
 from polyformer.nn.block import BlockConfig
 from polyformer.nn.feedforward import DenseConfig

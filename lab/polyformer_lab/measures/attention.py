@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.cli.plots.spectrum import matrices, spectra
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row, measurement

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.labels import IGNORED, next_labels
+from polyformer.core.host_values import IGNORED, next_labels
 from polyformer.training.recipes import Run
 from polyformer_lab.cells import Cell, Row, measurement, resumed
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyformer.applications.exits.calibrate import exits_of
 from polyformer.applications.exits.texts import ROWS, RougeL, continuation_generator, generate_texts
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.nn.depth import full_depth

@@ -8,9 +8,9 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, read
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from polyformer.attention.mechanisms import LinformerConfig, SoftmaxConfig
 from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.positions import NoPositionConfig, Shape
-from polyformer.core.memory_use import MIB
+from polyformer.core.measuring import MIB, median, time_interleaved
 from polyformer.core.sequence.context import Context
-from polyformer.core.timing import median, time_interleaved
 from polyformer.nn.block import PreNormConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.stack import AttentionConfig, StackConfig

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from polyformer.cli.commands.before_after import TextMeasurement, measure, text_reader
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids

@@ -15,7 +15,7 @@ from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig
-from polyformer.data.fingerprint import fingerprint
+from polyformer.data.sources.checks import fingerprint
 from polyformer.training.recipes.recipe import with_data
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyformer.data import DataConfig
-from polyformer.data.summaries import HEADING
+from polyformer.data.formats.questions_and_summaries import HEADING
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import preparation
 from polyformer_lab.measures.texts import texts_of, write_lines

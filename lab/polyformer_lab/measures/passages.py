@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.timing import time_once
+from polyformer.core.measuring import time_once
 from polyformer.data import DataConfig, Tokenizer
-from polyformer.data.compressed_files import opened
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.sources.files import opened
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.nn.heads import EmbedConfig

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from polyformer.data import Collate, Tokenizer
-from polyformer.data.structured import structured
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.rows.structured import structured
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import HELD_OUT, Options, tagger, trained

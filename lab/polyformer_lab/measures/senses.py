@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.cli.plots.spectrum import matrices
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.attention import loaded

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from polyformer.core.timing import median, time_interleaved
+from polyformer.core.measuring import median, time_interleaved
 from polyformer.models.architectures import Transformer
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import Options, created

@@ -15,9 +15,9 @@ from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.scoring import STEPS, Targets, batched, spread, target_shares
 from polyformer.applications.retrieval.store import FolderStore, open_folder
 from polyformer.applications.retrieval.windows import windows
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import DataConfig
-from polyformer.data.fingerprint import fingerprint
+from polyformer.data.sources.checks import fingerprint
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModelling
 from polyformer.training.tasks.metrics import exp

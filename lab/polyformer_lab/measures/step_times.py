@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyformer.core.labels import IGNORED
-from polyformer.core.timing import median, time_interleaved
+from polyformer.core.host_values import IGNORED
+from polyformer.core.measuring import median, time_interleaved
 from polyformer.training.recipes import Run
 from polyformer_lab.cells import Cell, Row, measurement, resumed
 from polyformer_lab.measures.scores import scores

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.nn.memory.memorizing import set_store

@@ -9,8 +9,8 @@ from typing import Any
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.data import DataConfig, load, read
-from polyformer.data.compressed_files import opened
-from polyformer.data.formats import PIECE
+from polyformer.data.formats.readers import PIECE
+from polyformer.data.sources.files import opened
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import preparation
 from polyformer_lab.sources import SOURCES

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polyformer_lab.recurrent  # noqa: F401  (registers the recurrent parts of the models)
-from polyformer.core.timing import time_interleaved
+from polyformer.core.measuring import time_interleaved
 from polyformer.models.architectures import Transformer
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.generated import Options, created

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from polyformer.core.timing import time_once
+from polyformer.core.measuring import time_once
 from polyformer_lab.members import pictures, questions
 from polyformer_lab.members.listing import Row
 from polyformer_lab.members.questions import Rows

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.data.images import IMAGE, read_idx
+from polyformer.data.formats.images import IMAGE, read_idx
 from polyformer_lab.members.questions import Rows
 
 LEVELS, SIDE, SHRUNK = 8, 14, 2

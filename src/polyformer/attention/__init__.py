@@ -6,7 +6,7 @@ positional encodings, and `mechanisms` are the attention layers' kinds: softmax 
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.attention.functional.attend import attend as attend

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.expression import with_options
 from polyformer.core.names import register_names
-from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml
+from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml, with_options
 from polyformer.core.ranges import check_ranges, ranges
 from polyformer.core.registry import Members, register
 

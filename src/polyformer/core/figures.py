@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polyformer.core.files import Write, atomic_write
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 
 
 def new_figure(width: float, height: float) -> Any:

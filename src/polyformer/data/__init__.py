@@ -8,18 +8,23 @@ batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_i
 for position, batch in batches.epoch(0): ...                                  # tensors; `position` resumes
 """
 
-from polyformer.data.batching import Batches, Collate, Position, Stream, by_rows, by_tokens, padding_share
-from polyformer.data.library_text import default_documents
-from polyformer.data.masking import Masking, MaskingConfig, mask_tokens
-from polyformer.data.noising import NoiseConfig, apply_noises
-from polyformer.data.packing import pack
-from polyformer.data.pairs import pair_row, translation_row
-from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
-from polyformer.data.sources import DataConfig, Splits, load, read
-from polyformer.data.spans import corrupt_spans, text_length
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizer_loading import build_tokenizer, load_tokenizer
-from polyformer.data.word_boundaries import sentence_ends, word_starts
+from polyformer.data.rows.batching import (
+    Batches,
+    Collate,
+    Position,
+    Stream,
+    by_rows,
+    by_tokens,
+    padding_share,
+)
+from polyformer.data.rows.masking import Masking, MaskingConfig, mask_tokens, sentence_ends, word_starts
+from polyformer.data.rows.noising import NoiseConfig, apply_noises, corrupt_spans, text_length
+from polyformer.data.rows.packing import pack
+from polyformer.data.rows.pairs import next_sentence_pairs, pair_row, sentence_order_pairs, translation_row
+from polyformer.data.sources.library_text import default_documents
+from polyformer.data.sources.splits import DataConfig, Splits, load, read
+from polyformer.data.tokenizers.loading import build_tokenizer, load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 __all__ = [
     "Batches",

@@ -7,7 +7,7 @@ in the layers of models of transformers.
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.models.architectures import *

@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.training.config import EngineConfig as EngineConfig

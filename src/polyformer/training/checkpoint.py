@@ -29,7 +29,6 @@ from polyformer.core.files import (
     tied_names,
     writing,
 )
-from polyformer.core.state_files import state_of
 from polyformer.training.signals import Interrupted
 from polyformer.training.state import (
     MEMORY,
@@ -44,6 +43,7 @@ from polyformer.training.state import (
     set_optimizer_state,
     step_of,
 )
+from polyformer.training.state_files import state_of
 
 CHECKPOINTS = "checkpoints"
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import torch
 
-import polyformer
+from polyformer.core import __version__
 from polyformer.core.errors import InputError
-from polyformer.core.ops.tuning.machine import processor
+from polyformer.core.ops.tuning import processor
 
 THREADS = "threads"
 PROCESSOR = "device", "instructions", "onednn"
@@ -27,7 +27,7 @@ def choose_device(name: str) -> torch.device:
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that affect the results of a run."""
     return {
-        "polyformer": polyformer.__version__,
+        "polyformer": __version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),

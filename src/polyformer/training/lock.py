@@ -24,10 +24,9 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from polyformer.core.destinations import kind_of
 from polyformer.core.errors import InputError
 from polyformer.core.files import writing
-from polyformer.core.paths import links_out_of
+from polyformer.core.paths import kind_of, links_out_of
 
 LOCK, MARKED = ".lock", ".marker"
 MARKER = LOCK + MARKED

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.cpu_threads import suitable_threads
-from polyformer.core.ops.tuning import store
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.cpu import suitable_threads
 from polyformer.core.state import State
 from polyformer.training.engine import Engine
 from polyformer.training.environment import PROCESSOR, THREADS, differences, versions

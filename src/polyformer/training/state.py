@@ -18,11 +18,10 @@ from polyformer.core.limits import JSON_BYTES
 from polyformer.core.ops.tuning import recorded
 from polyformer.core.parsing import parse_json
 from polyformer.core.state import State
-from polyformer.core.state_files import state_tensors
 from polyformer.training.environment import versions
+from polyformer.training.state_files import state_tensors
 
 FORMAT = 3
-BEFORE_METRICS = 2  # the format with only the best value of the metric, not with all metrics beside it
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 MEMORY = "memory.safetensors"  # only for a recurrent model
 MODEL_PARTS, OPTIMIZER_PARTS = "model", "optimizer"  # folders instead of the files, for a sharded model
@@ -73,11 +72,10 @@ def read_state(path: Path) -> dict[str, Any]:
     state = parse_json(read_bounded(file, JSON_BYTES), file, dict, finite=False)
     if not isinstance(state.get("format"), int):
         raise InputError(f"{file} is not the state of a training run")
-    if state["format"] not in (BEFORE_METRICS, FORMAT):
+    if state["format"] != FORMAT:
         raise FormatError(
             f"{file}: written as format {state['format']} by {quote(state.get('versions'))}; "
-            f"this version of polyformer reads formats {BEFORE_METRICS} and {FORMAT}: resume with the "
-            "version that wrote it"
+            f"this version of polyformer reads format {FORMAT}: resume with the version that wrote it"
         )
     fits = all(isinstance(state.get(name), dict) and keys <= set(state[name]) for name, keys in PARTS.items())
     files = state["sha256"] if fits else {}
@@ -85,28 +83,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not the state of a training run")
     if state.pop(CHECKSUM, None) != checksum(state):
         raise InputError(f"{file} is damaged or was edited: its content does not match its checksum")
-    values = state.get("progress")
-    if state["format"] == BEFORE_METRICS and isinstance(values, dict) and "best" in values:
-        values = _with_best_metrics(path, values)
-    return {**state, "progress": _progress(file, values)}
-
-
-def _with_best_metrics(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the progress of format 2 as that of format 3: with the metrics of the best checkpoint.
-
-    Without that checkpoint the next evaluation is the best.
-    """
-    values = {name: value for name, value in values.items() if name != "best"}
-    best, step = values.get("best_step"), step_of(path)
-    if best == step:
-        return {**values, "best_metrics": values.get("metrics", {})}
-    if type(best) is not int or not 0 < best < step:
-        return {**values, "best_metrics": {}}
-    folder = path.parent / f"{PREFIX}{best:08d}"
-    if not (folder / STATE).is_file():
-        return {**values, "best_metrics": {}, "best_step": None}
-    progress: Progress = read_state(folder)["progress"]
-    return {**values, "best_metrics": progress.metrics}
+    return {**state, "progress": _progress(file, state.get("progress"))}
 
 
 def check_progress(out: Path, progress: Progress, seed: int, steps: int) -> None:

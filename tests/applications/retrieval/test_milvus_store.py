@@ -10,7 +10,7 @@ import torch
 from tiny_stores import READING, TEXT, lines, manifest, tiny_checkpoint
 
 from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval import milvus_lease, milvus_server, milvus_store
+from polyformer.applications.retrieval import milvus_server, milvus_store
 from polyformer.applications.retrieval.milvus_server import Address
 from polyformer.applications.retrieval.milvus_store import (
     MilvusWriter,
@@ -165,8 +165,6 @@ def test_a_server_that_dies_in_the_middle(
 ):
     monkeypatch.setattr(milvus_server, "TIMEOUT", 3.0)
     monkeypatch.setattr(milvus_server, "CONNECT", 2.0)
-    monkeypatch.setattr(milvus_lease, "LEASE", 1.0)
-    monkeypatch.setattr(milvus_lease, "BEAT", 0.2)
     monkeypatch.setattr(milvus_store, "SENT_BYTES", 1000)
     monkeypatch.setattr(building, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(building, "BATCH_TOKENS", 256)

@@ -15,7 +15,7 @@ from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.data.neighbours import ROWS, Neighbours
+from polyformer.data.rows.neighbours import ROWS, Neighbours
 from polyformer.models.architectures import Transformer
 from polyformer.training.recipes import Run, fit
 from polyformer.training.tasks import LanguageModelling

@@ -11,7 +11,7 @@ from polyformer.applications.retrieval.manifest import Manifest
 from polyformer.applications.retrieval.readers import ContextReader, open_reader
 from polyformer.applications.retrieval.windows import Reading
 from polyformer.data import DataConfig, TokenizerConfig, build_tokenizer
-from polyformer.data.fingerprint import fingerprint
+from polyformer.data.sources.checks import fingerprint
 from polyformer.models.architectures import Transformer
 
 TEXT = "".join(f"{number} green bottles hang on the wall of house {number % 7}\n" for number in range(60))

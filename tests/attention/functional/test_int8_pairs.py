@@ -7,7 +7,7 @@ from torch import Tensor
 from polyformer.attention import attend
 from polyformer.attention.functional.int8_pairs import BLOCK, CHUNK, attend_to_integers
 from polyformer.attention.patterns import Causal, Full
-from polyformer.core.int8_cache import Int8Cache, Int8Pairs
+from polyformer.core.kv_cache import Int8Cache, Int8Pairs
 from polyformer.core.recorded_graph import record
 from polyformer.core.sequence.context import Context
 

@@ -14,7 +14,7 @@ from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
 from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, NEVER, BatchedProducts
-from polyformer.core.ops.cpu_threads import threads
+from polyformer.core.ops.cpu import threads
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e3], ids=["small scores", "large scores"])

@@ -11,8 +11,7 @@ from polyformer import InputError
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Local1D, Local2D, Neighbourhood, Pattern
 from polyformer.attention.patterns.layout import count
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Context, Image
 
 
 def mask(pattern: Pattern, context: Context, row: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ from polyformer.attention.positions import (
 )
 from polyformer.attention.positions.added import Concatenated
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Image
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints.convert import convert
 

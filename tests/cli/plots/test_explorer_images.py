@@ -16,9 +16,8 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import Reading, page_of
 from polyformer.cli.plots.explorer.calls import measure_call
-from polyformer.cli.plots.explorer.polyformer_images import pixels_reading
+from polyformer.cli.plots.explorer.images import TransformersImages, pixels_reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config

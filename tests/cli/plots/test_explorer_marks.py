@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from polyformer import InputError, create_model
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.calls import Call, measure_call
-from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.core.token_records import Mark, collect_marks, record_mark
+from polyformer.cli.plots.explorer.texts import PolyformerTexts
+from polyformer.core.instrumentation import Mark, collect_marks, record_mark
 from polyformer.models.architectures import Transformer
 
 LENGTH = 23

@@ -18,9 +18,9 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.calls import measure_call
+from polyformer.cli.plots.explorer.images import TransformersImages
 from polyformer.cli.plots.explorer.notebook import reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.transformers_images import TransformersImages
 from tolerances import Double
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -10,8 +10,8 @@ from torch import nn
 
 import polyformer
 from attention_cases import LargestTensor
-from polyformer.core.ops import cpu_threads
-from polyformer.core.ops.cpu_threads import parallel_map, suitable_threads
+from polyformer.core.ops import cpu as cpu_threads
+from polyformer.core.ops.cpu import parallel_map, suitable_threads
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from polyformer.core.ops.huge_pages import PAGE, use_huge_pages
+from polyformer.core.ops.cpu import PAGE, use_huge_pages
 
 
 def test_contents_stay():

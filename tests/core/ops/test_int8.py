@@ -11,15 +11,21 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.core.ops import int8, integer_products
+from polyformer.core.ops import int8
+from polyformer.core.ops import int8 as integer_products
 from polyformer.core.ops.int8 import (
+    LIBRARIES,
     Int8Config,
+    Int8Embedding,
+    Int8Linear,
+    Int8Weight,
     StackedWeights,
+    as_matrix,
     dequantized,
+    has_integer_products,
+    matrix_product,
     quantized,
 )
-from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight, as_matrix, matrix_product
-from polyformer.core.ops.integer_products import LIBRARIES, has_integer_products
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.ops.quantized import dequantized_product, has_fast_product
 from polyformer.core.recorded_graph import record

@@ -8,9 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pairwise import pairwise
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
-from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights, packs_bfloat16
 from polyformer.core.ops.product_kernels import ROW_STEP
-from polyformer.core.ops.weight_layouts import LAYOUTS, LayoutConfig
+from polyformer.models.generation.packed_weights import (
+    LAYOUTS,
+    LayoutConfig,
+    PackedCopies,
+    PackedWeights,
+    packs_bfloat16,
+)
 from product_choices import EVERY_WAY, by
 from tolerances import assert_rounded
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.packed_weights import PackedCopies, PackedWeights
 from polyformer.core.recorded_graph import record
+from polyformer.models.generation.packed_weights import PackedCopies, PackedWeights
 
 TOLERANCE = {torch.float64: 1e-13, torch.bfloat16: 0.02}
 PRODUCT = torch.ops.polyformer.row_product.default

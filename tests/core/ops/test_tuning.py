@@ -11,8 +11,8 @@ import torch
 from forking import start_python
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.ops.tuning import Section, adopted, recorded, store
-from polyformer.core.ops.tuning.section import forget
+from polyformer.core.ops import tuning as store
+from polyformer.core.ops.tuning import Section, adopted, forget, recorded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def test_the_first_of_two_that_measured_is_believed():
 def test_processes_that_race_for_the_file_agree(tmp_path: Path):
     """Each adds a section of its own and one that all have; none is lost, and all read the same."""
     code = (
-        "import sys, json; from polyformer.core.ops.tuning import store\n"
+        "import sys, json; from polyformer.core.ops import tuning as store\n"
         "me = int(sys.argv[1])\n"
         "mine = [store.store_choice(f'own {me} {i}', {'width': me}) for i in range(10)]\n"
         "print(json.dumps(store.store_choice('shared', {'width': me})))"

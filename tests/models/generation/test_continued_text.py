@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from polyformer import GenerationConfig, create_model
-from polyformer.data.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
-from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
+from polyformer.data.tokenizers.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
+from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.models.generation import ContinuedText, TextStreamer
 from polyformer.models.generation.continued_text import CONTEXT
 

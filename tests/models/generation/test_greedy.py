@@ -9,10 +9,10 @@ from tiny_models import EOS, FAMILIES, PAD, VOCAB, decoder, left_padded, next_lo
 
 from polyformer import GenerationConfig, InputError, create_model
 from polyformer.core.errors import Caution
-from polyformer.core.ops.packed_weights import packed_copies
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import SpecialTokens
 from polyformer.models.generation import decoder as decoder_module
+from polyformer.models.generation.packed_weights import packed_copies
 from product_choices import by
 
 

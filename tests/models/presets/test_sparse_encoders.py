@@ -7,7 +7,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import ETC, Pattern, PerLayer
 from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.data import Collate
-from polyformer.data.structured import structured
+from polyformer.data.rows.structured import structured
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config

@@ -10,7 +10,7 @@ import torch
 from twins import V, texts, transformers, twins
 
 from launching import torchrun
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 
 CASES = {
     "causal": ("gptj", "ForCausalLM"),

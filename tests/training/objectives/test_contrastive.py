@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.data import Collate
-from polyformer.data.structured import structured
+from polyformer.data.rows.structured import structured
 from polyformer.models.presets import create_model
 from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
 

@@ -14,7 +14,7 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.data import DataConfig
-from polyformer.data.fingerprint import data_changes, fingerprint
+from polyformer.data.sources.checks import data_changes, fingerprint
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.run import first_difference
 from tiny_recipes import TEXT, tiny_recipe
@@ -207,8 +207,8 @@ def test_fingerprints_of_every_kind_of_source(tmp_path: Path, monkeypatch: pytes
         before = fingerprint(config, ("text",))
         assert len(before["path"]) == number, source
         assert data_changes(before, fingerprint(config, ("text",))) == []
-    monkeypatch.setattr("polyformer.data.fingerprint.WHOLE", 100)
-    monkeypatch.setattr("polyformer.data.fingerprint.BLOCK", 16)
+    monkeypatch.setattr("polyformer.data.sources.checks.WHOLE", 100)
+    monkeypatch.setattr("polyformer.data.sources.checks.BLOCK", 16)
     config = DataConfig(path=str(tmp_path / "c.txt"))
     before = fingerprint(config, ("text",))
     (tmp_path / "c.txt").write_text("c.txt" * 1000 + "d.txt" * 1000)

@@ -9,7 +9,7 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import DataConfig, Splits, Tokenizer, TokenizerConfig, read
-from polyformer.data.choices import columns_of_choices, listed, right_choice
+from polyformer.data.formats.columns import columns_of_choices, listed, right_choice
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import MultipleChoice, MultipleChoiceConfig, TaskWithData

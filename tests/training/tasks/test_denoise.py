@@ -6,7 +6,7 @@ from fitted import learned
 
 from polyformer import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.noising import NoiseConfig
+from polyformer.data.rows.noising import NoiseConfig
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Denoising, DenoisingConfig
 

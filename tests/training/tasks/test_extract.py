@@ -8,7 +8,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.cli.main import main
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config

@@ -11,7 +11,7 @@ import torch
 from polyformer import GenerationConfig, InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.formats import read_articles
+from polyformer.data.formats.readers import read_articles
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import LanguageModelling, LanguageModellingConfig

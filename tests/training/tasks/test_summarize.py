@@ -7,7 +7,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load
-from polyformer.data.summaries import lead, rouge, summary_row
+from polyformer.data.formats.questions_and_summaries import lead, rouge, summary_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Summarization, SummarizationConfig

@@ -13,9 +13,9 @@ from polyformer.applications.audit.subject import Sample, Subject, expanded, mod
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
+from polyformer.core.hub import load_by_transformers
 from polyformer.core.paths import checked_path
 from polyformer.core.sequence.context import positions_from_mask
-from polyformer.core.transformers_loading import load_by_transformers
 from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained
 from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.training.recipes.run import is_checkpoint, open_model

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock
 
-from polyformer.core.destinations import check_file, check_folder, is_replaceable
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_json, reading, write_json, write_output, writing
+from polyformer.core.paths import check_file, check_folder, is_replaceable
 
 if TYPE_CHECKING:
     import pyarrow

@@ -9,15 +9,15 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig
-from polyformer.data.columns import roles
-from polyformer.data.fingerprint import fingerprint
-from polyformer.data.formats import Row
-from polyformer.data.origins import open_source
+from polyformer.data.formats.columns import roles
+from polyformer.data.formats.readers import Row
+from polyformer.data.sources.checks import fingerprint
+from polyformer.data.sources.origins import open_source
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Rows of `files` (source names as in `polyformer.data.origins`), in order, read lazily.
+    """Rows of `files` (source names as in `polyformer.data.sources.origins`), in order, read lazily.
 
     column: the column of the text; None: the column with a usual name, or the only column. id: the column of
     the identifier, texts or integers; None: rows are numbered from 0 across all files. format: of all files;

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from polyformer.data.summaries import RougeTokenizer, scorer
+from polyformer.data.formats.questions_and_summaries import RougeTokenizer, scorer
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import ContinuedText, Decode, GenerationConfig
 from polyformer.nn.depth import full_depth, recorded_depths

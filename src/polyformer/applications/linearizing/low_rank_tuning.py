@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyformer.applications.linearizing.steps import Show, Steps
 from polyformer.core.errors import InputError
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.models.architectures import Transformer
 from polyformer.training.precision import autocast
 

@@ -9,7 +9,7 @@ from polyformer.applications.loaded.inputs import is_picture, pair_of, texts_of
 from polyformer.applications.loaded.results import Prediction
 from polyformer.core.errors import InputError, quote
 from polyformer.data import read
-from polyformer.data.image_decoding import SUFFIXES, picture_row
+from polyformer.data.formats.images import SUFFIXES, picture_row
 from polyformer.training.recipes.classifier import brought
 from polyformer.training.recipes.reader import Reader
 

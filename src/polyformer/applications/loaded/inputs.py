@@ -8,7 +8,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.paths import checked_path
-from polyformer.data.compressed_files import whole_text
+from polyformer.data.sources.files import whole_text
 
 
 class Verbatim(str):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 
 SPAN = 32
 """Tokens of a copy."""

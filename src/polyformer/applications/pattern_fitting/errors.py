@@ -35,7 +35,7 @@ from polyformer.attention.functional.request import Request, observed
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Full, Pattern
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack import Stack

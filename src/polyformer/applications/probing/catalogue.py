@@ -13,9 +13,9 @@ from polyformer.applications.probing.needles import Needles
 from polyformer.applications.probing.questions import DistractedQuestions
 from polyformer.applications.probing.variables import VariableTracking
 from polyformer.core.errors import InputError, unknown
-from polyformer.data.guess import begins_as_squad
-from polyformer.data.origins import open_source, source_name
-from polyformer.data.sources import are_answers
+from polyformer.data.formats.guess import begins_as_squad
+from polyformer.data.sources.origins import open_source, source_name
+from polyformer.data.sources.splits import are_answers
 
 WORDS = 2**20
 """The most words of a text that are used."""

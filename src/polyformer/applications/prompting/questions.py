@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.data.formats import read_lines
-from polyformer.data.origins import existing_file, open_source, source_name
+from polyformer.data.formats.readers import read_lines
+from polyformer.data.sources.origins import existing_file, open_source, source_name
 
 ROLES = "input", "target", "choices"
 BETWEEN = "|"

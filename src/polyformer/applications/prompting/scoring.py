@@ -26,7 +26,7 @@ from polyformer.applications.prompting.template import Template
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.data import by_tokens
-from polyformer.data.squad import exact_match, f1
+from polyformer.data.formats.questions_and_summaries import exact_match, f1
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import Decode, GenerationConfig
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.tuning.machine import core_cache
+from polyformer.core.ops.tuning import core_cache
 
 TILE = 1 << 24
 """Numbers per tile of keys on devices other than a CPU, where the cache size determines it."""

@@ -23,8 +23,8 @@ from polyformer.applications.retrieval.manifest import Manifest
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
+from polyformer.core.imports import needs_extra
 from polyformer.core.limits import SIZE
-from polyformer.core.optional_packages import needs_extra
 from polyformer.core.ranges import PositiveInt, PositiveShare, check_range
 from polyformer.training.lock import sole_writer
 

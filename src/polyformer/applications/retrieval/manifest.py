@@ -9,7 +9,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.core.paths import refuse_links
-from polyformer.data.fingerprint import data_changes
+from polyformer.data.sources.checks import data_changes
 
 MANIFEST = "store.json"
 VERSION = 1
@@ -26,7 +26,7 @@ class Manifest(Config):
     tokenizer: str  # fingerprint
     key: str  # kind of the keys: "feedforward", or "hidden" of a model of transformers
     reading: Reading
-    text: tuple[dict[str, Any], ...]  # the files by size and digest (`polyformer.data.fingerprint`)
+    text: tuple[dict[str, Any], ...]  # the files by size and digest (`polyformer.data.sources.checks`)
     part: int = 1  # the number of this part, from 1 to `parts`
     parts: int = 1
     count: int | None = None  # entries; None until the build is finished

@@ -20,7 +20,7 @@ from typing import Any
 
 from polyformer.applications.retrieval.manifest import MANIFEST
 from polyformer.core.errors import InputError
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 
 TIMEOUT, CONNECT = 60.0, 20.0
 SERVER = re.compile(r"(?P<uri>(https?|tcp)://[^/]+)(/(?P<name>\w+))?/?")
@@ -30,8 +30,6 @@ TOKEN = "MILVUS_TOKEN"
 NO_CONNECTION = 2  # pymilvus's Status.CONNECT_FAILED
 
 ROW, CONTENT, UNUSED = "row", "content", "unused"
-LAST_ROW = -9
-"""Rows from this number on contain plain data; rows below are leases (`milvus_lease`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,26 +152,15 @@ class Server:
         rows = [{ROW: row, CONTENT: json.dumps(content), UNUSED: [0.0, 0.0]}]
         self.call("upsert", collection_name=self.about, data=rows)
 
-    def remove(self, row: int) -> None:
-        """Delete a row if it exists."""
-        self.call("delete", seconds=CONNECT, collection_name=self.about, ids=[row])
-
     def rows(self) -> dict[int, dict[str, Any]]:
         """Return all rows of plain data; raises `InputError` if they cannot be read."""
-        return self._rows(f"{ROW} >= {LAST_ROW}")
-
-    def leases(self) -> dict[int, dict[str, Any]]:
-        """Return the rows of processes that build."""
-        return self._rows(f"{ROW} < {LAST_ROW}")
-
-    def _rows(self, which: str) -> dict[int, dict[str, Any]]:
         if not self.has(self.about):
             return {}
         self.call("load_collection", collection_name=self.about)
         stored = self.call(
             "query",
             collection_name=self.about,
-            filter=which,
+            filter="",
             output_fields=[ROW, CONTENT],
             limit=16_384,
             consistency_level="Strong",

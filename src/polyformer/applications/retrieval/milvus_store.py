@@ -2,14 +2,14 @@
 
     COLLECTION         entry (primary key), value, key. The number of an entry is its primary key, so that an
                        entry that is sent twice is stored once, and all parts of a build share a collection.
-    COLLECTION_about   plain data by row: 0 manifest, 1 to N progress of each part, -1 mixture, -2 index,
-                       below -9 leases of builders (`milvus_lease`)
+    COLLECTION_about   plain data by row: 0 manifest, 1 to N progress of each part, -1 mixture, -2 index
 
 Keys are half-precision vectors. The embedded server (milvus-lite) and servers before 2.4, which cannot index
 them, store the same numbers in single precision. The indexes compare complete keys (FLAT, IVF_FLAT), so that
 the returned distances are exact.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -22,11 +22,12 @@ from torch import Tensor
 
 from polyformer.applications.retrieval.build import Report, write
 from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.milvus_lease import Lease, held
 from polyformer.applications.retrieval.milvus_server import Address, Server
 from polyformer.applications.retrieval.readers import ContextReader
 from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Search
 from polyformer.core.errors import InputError
+from polyformer.core.paths import cache_folder
+from polyformer.training.lock import sole_writer
 
 ENTRY, VALUE, KEY = "entry", "value", "key"
 MANIFEST_ROW, MIXTURE_ROW, INDEX_ROW = 0, -1, -2
@@ -40,8 +41,8 @@ QUERIES = 64  # keys that are used as queries to choose the number of lists to s
 class MilvusWriter:
     """A writer of the entries of a part; see `polyformer.applications.retrieval.build.Writer`."""
 
-    def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any], lease: Lease):
-        self.server, self.manifest, self.lease = server, manifest, lease
+    def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any]):
+        self.server, self.manifest = server, manifest
         self.windows, self.entries = int(progress.get("windows", 0)), int(progress.get("entries", 0))
         self.half = key_type(server) == server.pymilvus.DataType.FLOAT16_VECTOR
 
@@ -70,7 +71,6 @@ class MilvusWriter:
         self._write(finished=True)
 
     def _write(self, finished: bool) -> None:
-        self.lease.check()
         progress = {"windows": self.windows, "entries": self.entries, "finished": finished}
         self.server.write(self.manifest.part, progress)
 
@@ -117,19 +117,29 @@ def indexes_half(server: Server) -> bool:
     return version is None or (int(version[1]), int(version[2])) >= (2, 4)
 
 
+def sole_builder(address: Address, part: int) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock of a part; raises `InputError` if another process of this machine holds it.
+
+    The lock is a file in the user's cache folder, since a server has no locks. A builder on another machine
+    is not seen: it must build another part.
+    """
+    name = re.sub(r"\W+", "-", f"{address} part {part}")[-200:]
+    return sole_writer(cache_folder() / "datastores" / name, "the same command resumes it later")
+
+
 def build_in_milvus(
     reader: ContextReader, texts: Iterable[str], manifest: Manifest, address: Address, report: Report
 ) -> int:
     """Build or resume the store, or part, that `manifest` describes; return the number of the part's entries.
 
-    Raises `InputError` if the collection contains another store, if another process builds this part, or if
-    the server is unreachable.
+    Raises `InputError` if the collection contains another store, if another process of this machine builds
+    this part, or if the server is unreachable.
     """
     server = Server(address)
     if server.has(address.collection) and MANIFEST_ROW not in server.rows():
         raise InputError(f"{address}: contains something else; choose another --out")
     server.create_about()
-    with held(server, manifest) as lease:
+    with sole_builder(address, manifest.part):
         rows = server.rows()
         if MANIFEST_ROW in rows:
             begun = Manifest.parsed(rows[MANIFEST_ROW], address)
@@ -137,7 +147,7 @@ def build_in_milvus(
         server.write(MANIFEST_ROW, dataclasses.replace(manifest, part=1).to_dict())
         create_entries(server, manifest.dimension)
         progress = rows.get(manifest.part, {})
-        writer = MilvusWriter(server, manifest, progress, lease)
+        writer = MilvusWriter(server, manifest, progress)
         if not progress.get("finished"):
             write(reader, texts, manifest, writer, report)
             writer.finish()

@@ -31,8 +31,8 @@ from polyformer.applications.retrieval.store import FolderStore, Store
 from polyformer.applications.retrieval.windows import Window, windows
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json, writing
-from polyformer.data.fingerprint import data_changes
-from polyformer.data.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest
+from polyformer.data.rows.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest
+from polyformer.data.sources.checks import data_changes
 from polyformer.training.lock import sole_writer
 
 Text = tuple[dict[str, object], ...]

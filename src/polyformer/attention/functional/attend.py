@@ -34,7 +34,7 @@ from polyformer.attention.patterns.composition import MaskModPattern, simple_par
 from polyformer.attention.patterns.mods import rule_key
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.instrumentation import installed
-from polyformer.core.ops.precision import autocast_device, in_autocast_type, is_autocast, without_autocast
+from polyformer.core.ops.autograd import autocast_device, in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 
 log = logging.getLogger(__name__)

@@ -45,8 +45,7 @@ from polyformer.attention.patterns.call_parts import pattern_in_part
 from polyformer.attention.patterns.layout import Interval, intersect
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.errors import InputError
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import WHOLE, first_order
+from polyformer.core.ops.autograd import WHOLE, autocast_disabled, first_order
 from polyformer.core.sequence.context_parallel import slice_context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 

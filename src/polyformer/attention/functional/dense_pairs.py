@@ -19,7 +19,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Request, indices
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.score_steps import steps_of
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.softmax import softmax
 
 

@@ -19,7 +19,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Interval, clip, count, intersect, unite
 from polyformer.core.instrumentation import Recorder
-from polyformer.core.ops.second_order import WHOLE, first_order
+from polyformer.core.ops.autograd import WHOLE, first_order
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard, balanced, contiguous
 

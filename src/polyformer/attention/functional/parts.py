@@ -18,8 +18,8 @@ from polyformer.attention.functional.splits import join_by_lse
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
+from polyformer.core.instrumentation import SINK, record_mark
 from polyformer.core.ops.softmax import amend, record, recorded, recording, shares
-from polyformer.core.token_records import SINK, record_mark
 
 
 class RotatedPart(NamedTuple):

@@ -11,7 +11,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.expression import first_name
+from polyformer.core.parsing import first_name
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State

@@ -26,7 +26,7 @@ from polyformer.attention.mechanisms.base import Heads, MechanismBackend, Mechan
 from polyformer.attention.mechanisms.pair_weights import CachedAttention
 from polyformer.attention.patterns.block_base import BlockPattern
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context

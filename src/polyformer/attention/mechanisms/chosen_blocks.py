@@ -36,7 +36,7 @@ from polyformer.attention.mechanisms.block_choice import (
 from polyformer.attention.patterns.windows import Window
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording, softmax
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context

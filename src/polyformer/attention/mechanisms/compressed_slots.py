@@ -19,6 +19,7 @@ from bisect import bisect_right
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.documents import token_ranks
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.pair_terms import (
     Pairs,
@@ -37,7 +38,6 @@ from polyformer.attention.patterns.score_steps import chain_score_mods, step, st
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.softmax import recording, softmax
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import token_ranks
 
 NO_SLOT = 1 << 60
 """The end of a slot that no query attends to."""

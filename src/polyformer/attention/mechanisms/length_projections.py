@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from polyformer.attention.functional.isolation import is_readable
 from polyformer.attention.functional.key_exchange import gather
 from polyformer.core.errors import InputError
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.sequence_shards import SequenceShard
 

@@ -33,7 +33,7 @@ from polyformer.attention.mechanisms.length_projections import (
 )
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.host_values import tensor_on
-from polyformer.core.ops.precision import at_least_float32
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.attend import attend
+from polyformer.attention.functional.documents import documents_of_row, take_tokens
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import (
     Heads,
@@ -45,14 +46,13 @@ from polyformer.attention.mechanisms.compressed_slots import (
     score_mod,
 )
 from polyformer.attention.mechanisms.pair_terms import PairTerms, add_terms, weighted_values
+from polyformer.core.instrumentation import SlotKeys, record_lookup
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import documents_of_row, take_tokens
 from polyformer.core.state import State
-from polyformer.core.token_records import SlotKeys, record_lookup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.patterns.base import ScoreMod
-from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.dropout import dropout
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context

@@ -28,8 +28,8 @@ from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.dropout import dropout
-from polyformer.core.ops.precision import without_autocast
 from polyformer.core.ops.softmax import edited_weights, record
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context

@@ -29,10 +29,9 @@ from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWe
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
-from polyformer.core.int8_cache import Int8Cache, Int8Pairs
-from polyformer.core.kv_cache import appended
+from polyformer.core.kv_cache import Int8Cache, Int8Pairs, appended
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.dropout import dropout
-from polyformer.core.ops.precision import at_least_float32
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context

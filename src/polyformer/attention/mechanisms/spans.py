@@ -31,12 +31,12 @@ from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.host_values import tensor_on
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
-from polyformer.core.token_records import record_mark
 
 SPAN_MULTIPLE = 64
 """Spans are rounded up to a multiple of this, so that there are few layouts and heads can share them."""

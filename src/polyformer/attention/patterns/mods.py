@@ -32,7 +32,7 @@ from polyformer.attention.patterns.mod_program import (
     program,
 )
 from polyformer.core.errors import InputError
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.autograd import without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -16,8 +16,7 @@ from polyformer.attention.patterns.mods import Mod, is_own
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds, host_values
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Context, Image
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

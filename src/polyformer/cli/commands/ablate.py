@@ -16,7 +16,7 @@ from annotated_types import Ge
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
 from polyformer.cli.commands.spectrum import default_length
-from polyformer.core.destinations import check_format
+from polyformer.core.paths import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class AblateOptions:
 def run(options: AblateOptions) -> None:
     """Print the table and write the files."""
     from polyformer.applications.interventions import ablate
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     if options.out is not None:
         check_format(options.out, (".json", ".png", ".svg"), "--out")

@@ -35,8 +35,8 @@ class AnswerOptions:
 def run(options: AnswerOptions) -> None:
     """Print the answers."""
     from polyformer.applications.loaded import Verbatim, load_for
-    from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.compressed_files import whole_text
+    from polyformer.core.ops.cpu import model_threads
+    from polyformer.data.sources.files import whole_text
 
     context = Verbatim(whole_text(Path(options.source)))
     loaded = load_for(options.run, "answer", options.device)

@@ -24,13 +24,12 @@ from polyformer.applications.probing import ProbedModel, read_text
 from polyformer.cli.commands.options import parse_lengths
 from polyformer.cli.commands.recall import recall
 from polyformer.core.errors import InputError, quote
-from polyformer.core.labels import IGNORED
-from polyformer.core.memory_use import MIB, peak_memory, reset_peak_memory
-from polyformer.core.timing import time_once
-from polyformer.data.compressed_files import opened
-from polyformer.data.masking import mask_tokens
-from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.core.host_values import IGNORED
+from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory, time_once
+from polyformer.data.rows.masking import mask_tokens
+from polyformer.data.sources.files import opened
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads import (
     AdaptiveSoftmaxConfig,

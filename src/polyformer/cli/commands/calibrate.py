@@ -67,7 +67,7 @@ def run(options: CalibrateOptions) -> None:
     from polyformer.applications.exits.calibrate import check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.data import DataConfig
     from polyformer.models.architectures.pretrained import CONFIG
 

@@ -36,8 +36,8 @@ class ChooseOptions:
 def run(options: ChooseOptions) -> None:
     """Print choices and probabilities."""
     from polyformer.applications.loaded import Verbatim, load_for
-    from polyformer.core.ops.cpu_threads import model_threads
-    from polyformer.data.choices import listed
+    from polyformer.core.ops.cpu import model_threads
+    from polyformer.data.formats.columns import listed
 
     choices: Any = None
     if options.choices is not None:

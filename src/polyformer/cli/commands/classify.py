@@ -47,7 +47,7 @@ def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities, or the numbers of a regression."""
     from polyformer.applications.loaded import load_for
     from polyformer.applications.loaded.classifiers import ImageClassifier
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     loaded = load_for(options.run, "classify", options.device)
     with model_threads(loaded.model):

@@ -129,7 +129,7 @@ def run(options: ConvertOptions) -> None:
     from polyformer.cli.commands.before_after import check_evaluation, show_evaluation
     from polyformer.cli.commands.convert_training import fit, learn_attention
     from polyformer.cli.commands.run_settings import settings_of_run
-    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.data.tokenizers.loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
     from polyformer.models.config import longest_text

@@ -71,7 +71,7 @@ def rows_of_text(model: "Transformer", folder: str, text: str, length: int, toke
     """Return rows of `length` tokens, at most `tokens` in all, of a text by the tokenizer in `folder`."""
     from polyformer.cli.commands.model_and_texts import ModelAndTexts, token_rows
     from polyformer.data import DataConfig
-    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.data.tokenizers.loading import load_tokenizer
 
     source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
     return token_rows(source, "text", length, max(1, tokens // length))

@@ -20,7 +20,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT
 
 if TYPE_CHECKING:
-    from polyformer.data.prepared.manifest import Settings
+    from polyformer.data.prepared.folder import Settings
     from polyformer.data.prepared.preparing import Progress
 
 EXAMPLES = """examples:
@@ -102,7 +102,7 @@ _VECTORS = "out", "algorithm", "workers", "width", "epochs", "window", "least", 
 
 def train_vectors(options: DataOptions) -> None:
     """Train word vectors and write their file."""
-    from polyformer.data.prepared.manifest import Settings
+    from polyformer.data.prepared.folder import Settings
     from polyformer.data.prepared.word_vector_training import VectorSettings, train_word_vectors
 
     if options.out is None:
@@ -133,10 +133,10 @@ def prepare_text(options: DataOptions) -> None:
 
 def _settings(options: DataOptions, folder: Path) -> "Settings":
     """Return the settings, and save the tokenizer in the folder."""
-    from polyformer.data.prepared.manifest import TOKENIZER, Settings, is_prepared
-    from polyformer.data.prepared.reading import sample
-    from polyformer.data.tokenizer import Tokenizer, TokenizerConfig
-    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.data.prepared.folder import TOKENIZER, Settings, is_prepared
+    from polyformer.data.prepared.preparing import sample
+    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
     reading = set_options(options, ("format", "column", "validation", "shard_tokens"))
     settings = Settings(tokenizer="", **reading)
@@ -162,7 +162,7 @@ def _settings(options: DataOptions, folder: Path) -> "Settings":
 
 def show(options: DataOptions) -> None:
     """Print the contents of folders, and the weights of mixtures."""
-    from polyformer.data.prepared.text import weighted_folders
+    from polyformer.data.prepared.rows import weighted_folders
 
     documents = 3 if options.documents is None else options.documents
     for name in options.names:
@@ -192,7 +192,7 @@ def show_folder(path: Path, documents: int) -> None:
 def verify(options: DataOptions) -> None:
     """Compare folders, including those of mixtures, with their checksums."""
     from polyformer.data.prepared.folder import PreparedFolder
-    from polyformer.data.prepared.text import weighted_folders
+    from polyformer.data.prepared.rows import weighted_folders
 
     for path in dict.fromkeys(folder for name in options.names for folder in weighted_folders(name)):
         folder = PreparedFolder(path)

@@ -106,7 +106,7 @@ def build_store(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.milvus_server import Address
     from polyformer.applications.retrieval.milvus_store import build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     required(options, "text", "out")
     part, parts = parts_of(options)
@@ -135,7 +135,7 @@ def required(options: DatastoreOptions, *names: str) -> None:
 def source(options: DatastoreOptions) -> "tuple[Iterator[str], Text]":
     """Return the documents of TEXT, and its files."""
     from polyformer.data import DataConfig, read
-    from polyformer.data.fingerprint import fingerprint
+    from polyformer.data.sources.checks import fingerprint
 
     data = DataConfig.from_dict({"path": options.text, "format": options.format, "streaming": True}, "data")
     texts = (str(dict(row)["text"]) for row in read(data, ("text",), data.path))
@@ -193,7 +193,7 @@ def find_neighbours(options: DatastoreOptions) -> None:
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     required(options, "text", "datastore", "out")
     texts, files = source(options)

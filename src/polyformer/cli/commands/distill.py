@@ -92,7 +92,7 @@ def recipe_data(options: DistillOptions) -> dict[str, Any]:
 
 def comparison(fitted: "Fitted", folder: str) -> str:
     """Return the metrics and times of teacher and student on the same held-out data."""
-    from polyformer.core.timing import median, time_interleaved
+    from polyformer.core.measuring import median, time_interleaved
     from polyformer.training.recipes.report import table
     from polyformer.training.recipes.run import Run
 

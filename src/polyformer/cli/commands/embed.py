@@ -79,7 +79,7 @@ def run(options: EmbedOptions) -> None:
     from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
     from polyformer.core import launcher
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.run import choose_device
 
     if options.out is None:
@@ -150,8 +150,8 @@ def check_standard_input(options: EmbedOptions, world: int) -> None:
 
 def refuse_texts(files: tuple[str, ...]) -> None:
     """Raise `InputError` for a text in the place of a file: words that name no file."""
-    from polyformer.data.origins import parallel_files
-    from polyformer.data.remote import is_remote
+    from polyformer.data.sources.files import is_remote
+    from polyformer.data.sources.origins import parallel_files
 
     for file in files:
         if len(file.split()) < 2 or is_remote(file) or parallel_files(file):

@@ -167,7 +167,7 @@ def refuse_settings(options: EvaluateOptions, why: str) -> None:
 def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
     """Print the metrics of a run; the processes share its held-out data."""
     from polyformer.cli.commands.processes import report, resumable
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.nn.memory.base import set_length
     from polyformer.nn.memory.memorizing import set_store
     from polyformer.training.recipes.report import table

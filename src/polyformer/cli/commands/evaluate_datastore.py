@@ -22,7 +22,7 @@ def measure(options: Any) -> None:
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.applications.retrieval.scoring import measured
     from polyformer.applications.retrieval.stores import open_store
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.report import table
 
     check(options)
@@ -132,7 +132,7 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
     from polyformer.applications.retrieval.scoring import batched, contexts
     from polyformer.applications.retrieval.windows import windows
     from polyformer.cli.commands.processes import report, resumable
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.report import table
     from polyformer.training.tasks.metrics import perplexity_metrics
 
@@ -173,7 +173,7 @@ def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]
     from polyformer.applications.retrieval.readers import open_own_reader
     from polyformer.applications.retrieval.stores import open_store
     from polyformer.data import DataConfig
-    from polyformer.data.fingerprint import fingerprint
+    from polyformer.data.sources.checks import fingerprint
     from polyformer.training.tasks import LanguageModelling
 
     task = run.task_of(LanguageModelling)

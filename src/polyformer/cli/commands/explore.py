@@ -101,7 +101,7 @@ def text_of(options: ExploreOptions) -> str | None:
 
     Raises `InputError` for both, neither, or an empty text.
     """
-    from polyformer.data.compressed_files import lines_of, opened
+    from polyformer.data.sources.files import lines_of, opened
 
     if options.text is None and options.file is None and options.row is not None:
         return None

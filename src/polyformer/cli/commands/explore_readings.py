@@ -139,8 +139,8 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     has its head. Raises `InputError` if
     transformers cannot load the model, and if weights are missing.
     """
-    from polyformer.cli.plots.explorer.transformers_images import CLASSIFIER, part_for
-    from polyformer.core.transformers_loading import load_by_transformers
+    from polyformer.cli.plots.explorer.images import CLASSIFIER, part_for
+    from polyformer.core.hub import load_by_transformers
 
     kind = "AutoModel"
     architectures = load_by_transformers("AutoConfig", name).architectures if image else None
@@ -168,7 +168,7 @@ def required_text(text: str | None) -> str:
 
 def is_image(path: str) -> bool:
     """Return whether the name is that of an image file."""
-    from polyformer.data.image_decoding import SUFFIXES
+    from polyformer.data.formats.images import SUFFIXES
 
     return Path(path).suffix.lower() in SUFFIXES
 

@@ -54,7 +54,7 @@ class ExportOptions:
 def run(options: ExportOptions) -> None:
     """Write the graph and the tokenizer."""
     from polyformer.cli.commands.run_settings import settings_of_run
-    from polyformer.data.tokenizer_loading import load_tokenizer
+    from polyformer.data.tokenizers.loading import load_tokenizer
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.models.config import longest_text
     from polyformer.models.export import export_model

@@ -21,8 +21,8 @@ from annotated_types import Interval
 
 from polyformer.cli.commands.model_and_texts import CHARACTERS, ModelAndTexts, load, token_rows
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
-from polyformer.core.destinations import check_format
 from polyformer.core.errors import InputError
+from polyformer.core.paths import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(options: FitPatternOptions) -> None:
     """Print a table for each budget and the pattern, and write the files."""
     from polyformer.applications.pattern_fitting import candidates, check_budget, fit_pattern, head_errors
     from polyformer.core.files import write_output
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     budgets = parse_numbers("--budget", options.budget)
     # The measurement takes minutes, so a wrong option is an error before it.
@@ -158,7 +158,7 @@ def evaluation(
     from polyformer.cli.commands.before_after import Comparison, comparison_table, measure, text_reader
     from polyformer.cli.commands.recall import probed
     from polyformer.cli.plots.fitted_pattern import FitQuality
-    from polyformer.data.compressed_files import opened
+    from polyformer.data.sources.files import opened
     from polyformer.models.checkpoints import convert
 
     names = [] if options.probe is None else [name.strip() for name in options.probe.split(",")]

@@ -175,7 +175,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     """Print the prompts and their continuations by a model of polyformer, which may be tensor parallel."""
     from polyformer.applications.loaded import load_for
     from polyformer.applications.loaded.writers import plain_settings
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.models.generation import SpeculationConfig
 
     plain_settings(settings)  # raises errors before the weights are read
@@ -231,7 +231,7 @@ def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") 
     from polyformer.applications.loaded.writers import shown_prompt
     from polyformer.applications.retrieval.by_transformers import generate
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.models.generation import TextStreamer
 
     names = ("draft", "num_beam_groups", "diversity_penalty", "penalty_alpha", "dola_layers", "compile")

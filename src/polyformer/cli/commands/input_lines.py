@@ -94,7 +94,7 @@ def whole_text(file: str) -> str:
 
 def _lines(file: str) -> Iterator[str]:
     """Yield the lines of a file, which may be compressed, with their ends."""
-    from polyformer.data.compressed_files import lines_of, opened
+    from polyformer.data.sources.files import lines_of, opened
 
     if file == STANDARD_INPUT:
         yield from _standard_lines()
@@ -109,7 +109,7 @@ def _lines(file: str) -> Iterator[str]:
 
 def _standard_lines() -> Iterator[str]:
     """Yield the lines of standard input, decoded as those of files are, with their ends."""
-    from polyformer.data.compressed_files import DecodedText
+    from polyformer.data.sources.files import DecodedText
 
     check_standard_input()
     binary = getattr(sys.stdin, "buffer", None)

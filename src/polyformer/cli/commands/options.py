@@ -6,9 +6,11 @@ The fields of the dataclass are declared with `argument`, `option` and the other
 import argparse
 import contextlib
 import dataclasses
-import keyword
+import itertools
+import math
 import re
 import sys
+import types
 import typing
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -18,10 +20,10 @@ from typing import Any, Literal
 from annotated_types import Le
 
 from polyformer.cli.commands import options_class
-from polyformer.core.destinations import check_file, check_folder, descriptor
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.limits import SIZE
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.paths import check_file, check_folder, descriptor
 from polyformer.core.ranges import check_range, ranges
 
 DOTTED, BARE, MODEL, DATA = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+", r"--data(\.[\w-]+)+"
@@ -129,12 +131,10 @@ def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
             collected[field.name] = modules
         if pattern := field.metadata.get("settings"):
             argv, collected[field.name] = split_settings(argv, pattern, several=pattern == BARE)
-    try:
-        values = vars(parser(name, command, argv).parse_args(options_first(argv, cls)))
-    except argparse.ArgumentError as error:
-        raise _readable_error(error, name, cls, argv) from error
-    values.pop("import")  # split_imports has handled it; the parser has it only for --help
-    values = {field_name(key): tuple(x) if isinstance(x, list) else x for key, x in values.items()}
+    if {"-h", "--help"} & set(itertools.takewhile(lambda word: word != "--", argv)):
+        parser(name, command, argv).print_help()
+        raise SystemExit(0)
+    values = _values(name, cls, argv)
     for field in dataclasses.fields(cls):
         if isinstance(value := values.get(field.name), int):
             check_range(flag(field), value, Le(field.metadata.get("most", SIZE)))
@@ -208,34 +208,103 @@ def split_settings(argv: list[str], pattern: str, several: bool = False) -> tupl
     return rest, settings
 
 
-def options_first(argv: list[str], cls: type[Any]) -> list[str]:
-    """Return `argv` with all options before the positional arguments, which keep their order.
+def _values(name: str, cls: type[Any], argv: list[str]) -> dict[str, Any]:
+    """Return the values in `argv` by the names of their fields.
 
-    argparse takes a positional argument with several values only from adjacent words, and jsonargparse
-    lacks argparse's `parse_intermixed_args`. Words after "--" are positional.
+    Positional arguments may stand before, between and after options; all words after "--" are positional.
     """
     hints = typing.get_type_hints(cls)
-    fields = {flag(field): hints[field.name] for field in dataclasses.fields(cls) if "help" in field.metadata}
-    options: list[str] = []
+    fields = [field for field in dataclasses.fields(cls) if "help" in field.metadata]
+    options = {flag(field): field for field in fields if not field.metadata["positional"]}
+    values: dict[str, Any] = {}
     places: list[str] = []
     words = list(argv)
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            places += words
-            break
-        name, equals, _ = word.partition("=")
-        if name not in fields and not _is_option(word):
+    while words and (word := words.pop(0)) != "--":
+        start, equals, value = word.partition("=")
+        if start in options:
+            field = options[start]
+            texts = [value] if equals else _take(words, hints[field.name])
+            values[field.name] = _value(field, hints[field.name], texts)
+        elif _is_option(word):
+            raise unknown("option", start, options)
+        else:
             places.append(word)
-            continue
-        options.append(word)
-        hint = fields.get(name, bool)  # an unknown option is reported by the parser
-        several = typing.get_origin(hint) is tuple
-        while not equals and hint is not bool and words and not _is_option(words[0]):
-            options.append(words.pop(0))
-            if not several:
-                break
-    return [*options, "--", *places] if places else options
+    positional = [field for field in fields if field.metadata["positional"]]
+    greedy = [option for option in options if option in argv and _is_tuple(hints[options[option].name])]
+    return values | _positional_values(name, positional, hints, [*places, *words], greedy)
+
+
+def _take(words: list[str], hint: Any) -> list[str]:
+    """Remove the words of an option's value from the start of `words` and return them."""
+    count = len(words) if _is_tuple(hint) else int(hint is not bool)
+    texts = list(itertools.takewhile(lambda word: not _is_option(word), words[:count]))
+    del words[: len(texts)]
+    return texts
+
+
+def _positional_values(
+    name: str,
+    fields: list["dataclasses.Field[Any]"],
+    hints: dict[str, Any],
+    places: list[str],
+    greedy: list[str],
+) -> dict[str, Any]:
+    """Return the values of positional arguments; those that may be absent leave enough words for the others.
+
+    greedy: the options with several values, which may have taken the words of a missing argument.
+    """
+    values: dict[str, Any] = {}
+    rest = list(places)
+    for number, field in enumerate(fields):
+        hint, required = hints[field.name], field.default is dataclasses.MISSING
+        spare = len(rest) - sum(later.default is dataclasses.MISSING for later in fields[number + 1 :])
+        count = max(spare if _is_tuple(hint) else min(spare, 1), int(required))
+        texts, rest = rest[:count], rest[count:]
+        if texts:
+            values[field.name] = _value(field, hint, texts)
+        elif required:
+            way = "".join(
+                f"; put it before {option}, which takes all the values after it" for option in greedy
+            )
+            raise InputError(f"{positional_name(field)} is missing{way}; see polyformer {name} --help")
+    if rest:
+        expected = " ".join(map(positional_name, fields)) or "nothing"
+        raise InputError(
+            f"unexpected {quote(rest[0])}: expected {expected} and options (see polyformer {name} "
+            "--help); put quotes around a text of several words"
+        )
+    return values
+
+
+def _value(field: "dataclasses.Field[Any]", hint: Any, texts: list[str]) -> Any:
+    """Return the words of a field as a value of its type; raise `InputError` that names the field."""
+    if hint is bool:
+        if texts:
+            raise InputError(f"{flag(field)}: expected no value after it, got {quote(texts[0])}")
+        return True
+    if not texts:
+        raise InputError(f"{flag(field)}: expected a value after it")
+    if _is_tuple(hint):
+        return tuple(_converted(field, typing.get_args(hint)[0], text) for text in texts)
+    return _converted(field, hint, texts[0])
+
+
+def _converted(field: "dataclasses.Field[Any]", hint: Any, text: str) -> Any:
+    """Return a word as a value of a type: a number, a text, or a choice of a Literal."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(kind) is Literal and text in typing.get_args(kind):
+            return text
+        if kind in (int, float, str):
+            with contextlib.suppress(ValueError):
+                value = kind(text)
+                if kind is not float or math.isfinite(value):
+                    return value
+    raise InputError(f"{display_name(field)}: expected {_type_name(hint)}, got {quote(text)}")
+
+
+def _is_tuple(hint: Any) -> bool:
+    return typing.get_origin(hint) is tuple
 
 
 def _is_option(word: str) -> bool:
@@ -243,20 +312,15 @@ def _is_option(word: str) -> bool:
     return word == "--" or re.fullmatch(r"-[^\s\d.]\S*", word) is not None
 
 
-def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
-    """Return the parser of a command; its help includes `details(argv)` if the command has that function."""
-    from jsonargparse import ArgumentParser
-
+def parser(name: str, command: ModuleType, argv: list[str]) -> argparse.ArgumentParser:
+    """Return a parser that prints the help of a command, with `details(argv)` if it has that function."""
     assert command.__doc__
-    wants_help = any(word in ("-h", "--help") for word in argv)
-    details = command.details(argv) if wants_help and hasattr(command, "details") else ""
-    result = ArgumentParser(
+    details = command.details(argv) if hasattr(command, "details") else ""
+    result = argparse.ArgumentParser(
         prog=f"polyformer {name}",
         description=command.__doc__,
         epilog=f"{details}\n\n{command.EXAMPLES}" if details else command.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
     )
     cls = options_class(command)
     hints = typing.get_type_hints(cls)
@@ -264,7 +328,7 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
         if group := field.metadata.get("group"):
             result.add_argument_group(*group)
         elif "imports" not in field.metadata:
-            _add(result, field, hints[field.name])
+            _add_help(result, field, hints[field.name])
     result.add_argument(
         "--import",
         action="append",
@@ -274,26 +338,21 @@ def parser(name: str, command: ModuleType, argv: list[str]) -> Any:
     return result
 
 
-def _add(parser: Any, field: "dataclasses.Field[Any]", hint: Any) -> None:
-    text = field.metadata["help"]
-    options: dict[str, Any] = {"metavar": metavar(field, hint)}
+def _add_help(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint: Any) -> None:
+    options: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
+    if hint is bool:
+        parser.add_argument(flag(field), action="store_true", **options)
+        return
     if number := nargs(field, hint):
         options["nargs"] = number
-    if typing.get_origin(hint) is tuple:
-        hint = typing.get_args(hint)[0]
-    if field.default is not dataclasses.MISSING:
-        options["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
-    if hint is bool:
-        parser.add_argument(flag(field), action="store_true", help=text)
-    else:
-        name = field.name if field.metadata["positional"] else flag(field)
-        parser.add_argument(name, type=hint, help=text, **options)
+    name = field.name if field.metadata["positional"] else flag(field)
+    parser.add_argument(name, metavar=metavar(field, hint), **options)
 
 
 def nargs(field: "dataclasses.Field[Any]", hint: Any) -> str | None:
     """Return the number of values of a field as argparse's `nargs`; None for a single value."""
     optional = field.metadata["positional"] and field.default is not dataclasses.MISSING
-    if typing.get_origin(hint) is tuple:
+    if _is_tuple(hint):
         return "*" if optional else "+"
     return "?" if optional else None
 
@@ -343,51 +402,6 @@ def refuse(options: Any, names: Collection[str], why: str) -> None:
         value = getattr(options, field.name)
         if field.name in names and value is not None and value is not False:
             raise InputError(f"{display_name(field)}: {why}")
-
-
-def field_name(key: str) -> str:
-    """Return the field of an option; a Python keyword gets a trailing underscore (`lambda_`)."""
-    return f"{key}_" if keyword.iskeyword(key) else key
-
-
-def _readable_error(
-    error: argparse.ArgumentError, name: str, options: type[Any], argv: list[str]
-) -> InputError:
-    """Translate an error of the parser into one line, worded like the other errors."""
-    text = str(error)
-    fields = {field.name: field for field in dataclasses.fields(options)}
-    hints = typing.get_type_hints(options)
-    if stray := re.search(r"unrecognized arguments: (.*)", text, re.DOTALL):
-        first = next(word for word in stray.group(1).split() if word != "--")
-        if first.startswith("-"):
-            flags = [flag(field) for field in fields.values() if not field.metadata.get("positional")]
-            return unknown("option", first.partition("=")[0], flags)
-        places = " ".join(
-            positional_name(field) for field in fields.values() if field.metadata.get("positional")
-        )
-        return InputError(
-            f"unexpected {quote(first)}: expected {places or 'nothing'} and options (see polyformer {name} "
-            "--help); put quotes around a text of several words"
-        )
-    if missing := re.search(r'Key "(\w+)" is required|arguments are required: (\S+?),?(\s|$)', text):
-        key = missing.group(1) or missing.group(2)
-        way = "".join(
-            f"; put it before {flag(field)}, which takes all the values after it"
-            for field in fields.values()
-            if typing.get_origin(hints[field.name]) is tuple and flag(field) in argv
-        )
-        return InputError(f"{positional_name(fields[key])} is missing{way}; see polyformer {name} --help")
-    key = re.search(r'Parser key "(\w+)"', text)
-    value = re.search(r"(?:Got value|Given value): (.*)", text)
-    if key and value:
-        name = field_name(key.group(1))
-        field, hint = fields[name], hints[name]
-        return InputError(
-            f"{display_name(field)}: expected {_type_name(hint)}, got {quote(value.group(1).strip())}"
-        )
-    if without_value := re.search(r"argument (--\S+): expected one argument", text):
-        return InputError(f"{without_value.group(1)}: expected a value after it")
-    return InputError(" ".join(text.split()))
 
 
 def _type_name(hint: Any) -> str:

@@ -89,7 +89,7 @@ def run(options: ProbeOptions) -> None:
     from polyformer.applications.probing import ProbeConfig, PromptFormat, probe, read_text, score_table
     from polyformer.cli.commands.prompt import unescaped
     from polyformer.core.files import write_output
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     text = read_text(options.text, options.format)
     names = task_names_of(options, text)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.cli.commands.options import Device, argument, device, option
-from polyformer.core.destinations import is_replaceable
 from polyformer.core.errors import InputError, quote
 from polyformer.core.limits import COUNT, NEW_TOKENS
+from polyformer.core.paths import is_replaceable
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class PromptOptions:
 def run(options: PromptOptions) -> None:
     """Print the answers and the table."""
     from polyformer.applications.prompting import read_examples, split_examples
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import LanguageModelling
 

@@ -2,7 +2,7 @@
 
 from polyformer.applications.probing import ProbeConfig, ProbedModel, ProbeText, probe
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer import Tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 from polyformer.models.architectures import Transformer
 
 NEW_TOKENS = 32

@@ -22,7 +22,6 @@ from polyformer.cli.commands.options import (
 )
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
-from polyformer.core.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -326,3 +325,12 @@ def report(
     for row, again in zip(prediction.exchanges, prediction.exchanges_again):
         traffic.add_row(row.dimension, row.what, format_bytes(row.sent), format_bytes(again.sent))
     return [*lines, memory, traffic] if prediction.exchanges else [*lines, memory]
+
+
+def format_bytes(number: float) -> str:
+    """Return a number of bytes with a unit; 1 MB is 10^6 bytes."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.4g} TB"

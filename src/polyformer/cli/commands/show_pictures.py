@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyformer.core.destinations import check_format
 from polyformer.core.errors import InputError
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.paths import check_format
 
 if TYPE_CHECKING:
     from polyformer.attention.patterns.base import Pattern

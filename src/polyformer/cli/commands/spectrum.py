@@ -15,7 +15,7 @@ from annotated_types import Ge
 
 from polyformer.cli.commands.model_and_texts import load, model_inputs
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option, preset_overrides
-from polyformer.core.destinations import check_format
+from polyformer.core.paths import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ class TagOptions:
 def run(options: TagOptions) -> None:
     """Print words and tags."""
     from polyformer.applications.loaded import load_for
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     loaded = load_for(options.run, "tag", options.device)
     with model_threads(loaded.model):

@@ -46,7 +46,7 @@ class TranslateOptions:
 def run(options: TranslateOptions) -> None:
     """Print the translations."""
     from polyformer.applications.loaded import load_for
-    from polyformer.core.ops.cpu_threads import model_threads
+    from polyformer.core.ops.cpu import model_threads
 
     loaded = load_for(options.run, "translate", options.device)
     settings = set_options(options, ("num_beams", "source_language", "target_language"))

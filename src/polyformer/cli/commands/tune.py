@@ -37,8 +37,8 @@ class TuneOptions:
 def run(options: TuneOptions) -> None:
     """Measure or show the choices."""
     from polyformer.core.files import write_output
-    from polyformer.core.ops.tuning import store
-    from polyformer.core.ops.tuning.machine import description
+    from polyformer.core.ops import tuning as store
+    from polyformer.core.ops.tuning import description
 
     if options.show and (options.threads or options.out):
         raise InputError("--show: does not measure; leave out --threads and --out")
@@ -61,8 +61,8 @@ def _measured(number: int | None) -> dict[str, dict[str, object]]:
     import torch
 
     import polyformer.models.architectures  # noqa: F401 - all parts that ask for choices
-    from polyformer.core.ops.cpu_threads import threads
-    from polyformer.core.ops.tuning.section import remeasured
+    from polyformer.core.ops.cpu import threads
+    from polyformer.core.ops.tuning import remeasured
 
     choices: dict[str, dict[str, object]] = {}
     for count in sorted({1, torch.get_num_threads()} if number is None else {number}):
@@ -73,7 +73,7 @@ def _measured(number: int | None) -> dict[str, dict[str, object]]:
 
 def _save(file: Path, choices: dict[str, dict[str, object]]) -> None:
     """Save the choices in the cache folder; print the error if that fails."""
-    from polyformer.core.ops.tuning import store
+    from polyformer.core.ops import tuning as store
 
     try:
         store.save(file, choices)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyformer.core.lazy import lazy_names
+from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.cli.plots.explorer import explore as explore

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from polyformer.core.ops.quantized_layers import QuantizedWeight
+from polyformer.core.ops.quantized import QuantizedWeight
 
 LEFT_OUT = (nn.Dropout, nn.Identity)
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.labels import IGNORED, check_labels
+from polyformer.core.host_values import IGNORED, check_labels
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.linear import linear
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from polyformer.core.config import Config
-from polyformer.core.ops.cpu_threads import threads
+from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.linear import onednn_takes
-from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.tuning import Section, least_seconds
 from polyformer.core.ranges import PositiveInt
 
 NEVER = 1 << 62

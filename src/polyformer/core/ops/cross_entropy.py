@@ -18,12 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from polyformer.core.host_values import host_values, to_device
-from polyformer.core.labels import IGNORED, check_labels
+from polyformer.core.host_values import IGNORED, check_labels, host_values, to_device
+from polyformer.core.ops.autograd import WHOLE, is_autocast, refuse_second_order, without_autocast
 from polyformer.core.ops.linear import input_gradient, linear, weight_gradient
-from polyformer.core.ops.precision import is_autocast, without_autocast
 from polyformer.core.ops.product_kernels import ROW_STEP
-from polyformer.core.ops.second_order import WHOLE, refuse_second_order
 
 CHUNK_ENTRIES = 1 << 25
 """The most logits in memory, 128 MiB in float32, or twice the number of weights if that is more.

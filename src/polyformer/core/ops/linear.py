@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import caution
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
-from polyformer.core.ops.precision import autocast_disabled, without_autocast
+from polyformer.core.ops.autograd import autocast_disabled, without_autocast
 from polyformer.core.ops.product_kernels import BLAS, PLAIN, PRODUCTS, LayerKernels, onednn_product
 
 M = TypeVar("M", bound=nn.Module)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.tuning import Section, least_seconds
 
 Kernel = Literal["blas", "onednn", "onednn_copied"]
 BLAS, ONEDNN, ONEDNN_COPIED = typing.get_args(Kernel)

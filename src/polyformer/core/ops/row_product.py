@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyformer.core.ops.huge_pages import use_huge_pages
+from polyformer.core.ops.cpu import use_huge_pages
 
 _library = torch.library.Library("polyformer", "FRAGMENT")
 _library.define("row_product(Tensor x, Tensor weight) -> Tensor")

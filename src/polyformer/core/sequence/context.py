@@ -1,4 +1,4 @@
-"""The context of an attention call: slots, positions, documents and validity of its tokens.
+"""The context of an attention call: slots, positions, documents and validity of its tokens, and their image.
 
 A *slot* is an index into the key tensor; a *position* is a token's place in its document. Inside a document
 positions increase by one per slot, so a difference of slots is a difference of positions. Caches, memories
@@ -7,15 +7,31 @@ and left padding therefore need no offset arithmetic anywhere else.
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from polyformer.core.argument_types import names_wrong_fields
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.image import Image
 from polyformer.core.sequence.sequence_shards import SequenceShard
+
+
+class Image(NamedTuple):
+    """`first` tokens outside the image, such as a class token, followed by height x width patches.
+
+    The patches are in raster order. Patterns and position schemes for images read the sizes here.
+    """
+
+    first: int
+    height: int
+    width: int
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return self.first + self.height * self.width
+
 
 T = TypeVar("T")
 

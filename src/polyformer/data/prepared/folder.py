@@ -1,18 +1,256 @@
-"""A finished folder of prepared text: its splits, each a memory-mapped sequence of documents."""
+"""A folder of prepared text: its description, its shards, and its documents.
+
+The manifest describes the folder and its input. The files of a shard are written under temporary names,
+synced and renamed. Each split of a finished folder is a memory-mapped sequence of documents.
+"""
 
 import bisect
+import dataclasses
+import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from polyformer.core.errors import InputError
-from polyformer.data.prepared.manifest import TOKENIZER, Manifest
-from polyformer.data.prepared.shards import check_content, check_sizes, damaged, mapped, shard_files
-from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.core.config import Config
+from polyformer.core.errors import InputError, quote
+from polyformer.core.files import open_file, read_json, write_json, writing
+from polyformer.core.paths import refuse_links
+from polyformer.core.ranges import PositiveInt
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
+
+MANIFEST, TOKENIZER, VERSION = "manifest.json", "tokenizer", 1
+FORMAT = "polyformer prepared text"
+SPLITS = ("train", "validation")
+WIDEST_UINT16 = 2**16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place(Config):
+    """A position between documents: after `row` rows of source number `source`. due: see `held_out.Due`."""
+
+    source: int = 0
+    row: int = 0
+    due: float = 0.0
+    documents: int = 0  # read so far, from all sources
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source(Config):
+    """An input file with its size and content; for a data set of the hub only its name."""
+
+    name: str
+    bytes: int = 0
+    sha256: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard(Config):
+    """A pair of files.
+
+    `words` and `lossless` (whether decoding restores the text, in NFC) are counted only for held-out text,
+    for the metrics.
+    """
+
+    split: Literal["train", "validation"]
+    number: int
+    tokens: int
+    documents: int
+    bytes: int  # of UTF-8; of the text in NFC if it is held out
+    words: int = 0
+    lossless: bool = True
+    sha256: tuple[str, str]  # of the tokens, of the ends
+
+    @property
+    def name(self) -> str:
+        """Return the name of its files without the suffix."""
+        return f"{self.split}-{self.number:05}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Config):
+    """Settings that, with the sources, determine the tokens of a folder."""
+
+    tokenizer: str  # fingerprint
+    trained: str = ""  # options of a tokenizer that was trained on the text
+    format: str | None = None
+    column: str = "text"
+    validation: float = 0.005  # below 1 a share, evenly spaced; else the number of first documents
+    shard_tokens: PositiveInt = 2**27
+
+    def __post_init__(self) -> None:
+        whole = self.validation >= 1 and self.validation == int(self.validation)
+        if not (0 <= self.validation <= 0.5 or whole):
+            raise InputError(
+                "validation: expected a share of the text from 0 to 0.5, or a number of documents, "
+                f"got {self.validation:g}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest(Config):
+    """The content of manifest.json. place: the end of the written text in the sources; None when finished."""
+
+    version: int = VERSION
+    what: str = FORMAT
+    settings: Settings
+    vocab_size: int
+    sources: tuple[Source, ...]
+    shards: tuple[Shard, ...] = ()
+    place: Place | None = Place()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the dtype of token ids in the files: little-endian uint16, or uint32 if necessary."""
+        return np.dtype("<u2" if self.vocab_size <= WIDEST_UINT16 else "<u4")
+
+    def of(self, split: str) -> list[Shard]:
+        """Return the shards of a split, in order."""
+        return [shard for shard in self.shards if shard.split == split]
+
+    def write(self, folder: Path) -> None:
+        """Replace the manifest in `folder`."""
+        write_json(folder / MANIFEST, self.to_dict())
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the manifest in `folder`; raises `InputError` if it is missing or cannot be read."""
+        if not is_prepared(folder):
+            raise InputError(
+                f"{folder}: no prepared text (it has no {MANIFEST}); make it by polyformer data prepare"
+            )
+        refuse_links(folder)
+        tree: dict[str, Any] = read_json(folder / MANIFEST, dict)
+        if tree.get("what") != FORMAT or tree.get("version") != VERSION:
+            raise InputError(
+                f"{folder / MANIFEST}: expected {quote(FORMAT)} of version {VERSION}, got "
+                f"{quote(tree.get('what'))} of version {quote(tree.get('version'))}; prepare it again"
+            )
+        try:
+            return cls.from_dict(tree)
+        except InputError as error:
+            raise InputError(f"{folder / MANIFEST}: damaged ({error}); prepare it again") from error
+
+
+def is_prepared(path: str | Path) -> bool:
+    """Return whether `path` is a folder of prepared text, finished or not."""
+    return (Path(path) / MANIFEST).is_file() and (Path(path) / TOKENIZER).is_dir()
+
+
+TOKENS, ENDS = "tokens", "ends"
+END_DTYPE = np.dtype("<u8")
+BLOCK = 2**22
+
+
+class ShardWriter:
+    """A writer of a shard. Documents are written to the disk immediately and not kept in memory."""
+
+    def __init__(self, folder: Path, split: str, number: int, dtype: np.dtype):
+        self.folder, self.split, self.number, self.dtype = folder, split, number, dtype
+        self.tokens = self.documents = self.bytes = self.words = 0
+        self.lossless = True
+        name = f"{split}-{number:05}"
+        self._paths = [folder / f"{name}.{suffix}" for suffix in (TOKENS, ENDS)]
+        self._files = [open(_partial(path), "wb") for path in self._paths]  # noqa: SIM115
+        self._digests = [hashlib.sha256(), hashlib.sha256()]
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        """Append documents of these lengths, end to end in `ids`."""
+        ends = self.tokens + np.cumsum(lengths, dtype=END_DTYPE)
+        for number, array in enumerate((ids.astype(self.dtype, copy=False), ends)):
+            content = np.ascontiguousarray(array).data
+            with writing(self._paths[number]):
+                self._files[number].write(content)
+            self._digests[number].update(content)
+        self.tokens += len(ids)
+        self.documents += len(lengths)
+
+    def close(self) -> Shard:
+        """Rename the files to their final names; return their description."""
+        for path, file in zip(self._paths, self._files):
+            with writing(path), file:
+                file.flush()
+                os.fsync(file.fileno())
+            _partial(path).replace(path)
+        names = ("split", "number", "tokens", "documents", "bytes", "words", "lossless")
+        tokens, ends = (digest.hexdigest() for digest in self._digests)
+        return Shard(**{name: getattr(self, name) for name in names}, sha256=(tokens, ends))
+
+    def abandon(self) -> None:
+        """Remove the partial files."""
+        for path, file in zip(self._paths, self._files):
+            file.close()
+            _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def shard_files(folder: Path, shard: Shard) -> tuple[Path, Path]:
+    """Return the paths of its tokens and its ends."""
+    return folder / f"{shard.name}.{TOKENS}", folder / f"{shard.name}.{ENDS}"
+
+
+def mapped(folder: Path, manifest: Manifest, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+    """Return (token ids [tokens], ends [documents]) of a shard. Tokens are loaded when they are read.
+
+    Raises `InputError` for a file that is missing or has another size, and for ends that do not rise from 0
+    to the number of tokens. All ends are read once, 8 bytes per document.
+    """
+    counts = (manifest.dtype, shard.tokens), (END_DTYPE, shard.documents)
+    paths = shard_files(folder, shard)
+    tokens, ends = (_mapped(path, *count) for path, count in zip(paths, counts))
+    _check_ends(paths[1], ends, shard.tokens)
+    return tokens, ends
+
+
+def _check_ends(path: Path, ends: np.ndarray, tokens: int) -> None:
+    last = int(ends[-1]) if len(ends) else 0
+    if last != tokens:
+        raise damaged(path, f"ends the last document at token {last} of {tokens}")
+    for start in range(0, len(ends), BLOCK):
+        some = ends[start : start + BLOCK + 1]
+        if (some[1:] < some[:-1]).any():
+            raise damaged(path, "ends a document before it begins")
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Raise `InputError` if a file of a shard is missing or has another size than recorded."""
+    for shard in manifest.shards:
+        sizes = shard.tokens * manifest.dtype.itemsize, shard.documents * END_DTYPE.itemsize
+        for path, size in zip(shard_files(folder, shard), sizes):
+            there = path.stat().st_size if path.is_file() else None
+            if there != size:
+                is_now = "is missing" if there is None else f"has {there:,} bytes where {size:,} were written"
+                raise damaged(path, is_now)
+
+
+def check_content(folder: Path, shard: Shard) -> None:
+    """Raise `InputError` if a file of a shard differs from what was written; reads the whole file."""
+    for path, expected in zip(shard_files(folder, shard), shard.sha256):
+        with open_file(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != expected:
+            raise damaged(path, "does not hold what was written (another SHA-256)")
+
+
+def damaged(path: Path, why: str) -> InputError:
+    """Return an error for a file of a shard."""
+    return InputError(
+        f"{path}: damaged: it {why}; put back a copy, or remove the folder and prepare the text again"
+    )
+
+
+def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+    if not count:
+        return np.zeros(0, dtype)  # an empty file cannot be mapped
+    return np.asarray(np.memmap(path, dtype, "r", shape=(count,)))
 
 
 class PreparedFolder:

@@ -1,11 +1,17 @@
-"""Conversion of documents to shards of token ids by several threads; it resumes after the last shard.
+"""Preparation of text: documents, blocks, and shards of token ids by several threads.
 
-`tokenizers` encodes outside of Python's lock, so that threads are as fast as processes (two threads are twice
-as fast as one), share all memory, and always end with the process. Each thread has a separate tokenizer:
-otherwise they would wait for the shared cache of words.
+The input has documents of many sources, some of them held out. The end of a block depends only on the texts,
+and a block can be read again from the end of the previous block. So the result depends neither on the number
+of workers nor on interruptions.
+
+A preparation resumes after the last shard. `tokenizers` encodes outside of Python's lock, so that threads are
+as fast as processes (two threads are twice as fast as one), share all memory, and always end with the
+process. Each thread has a separate tokenizer: otherwise they would wait for the shared cache of words.
 """
 
 import dataclasses
+import hashlib
+import itertools
 import os
 import threading
 import time
@@ -14,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,19 +28,127 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import remove_partials
-from polyformer.data.prepared.manifest import (
+from polyformer.data.formats.readers import PIECE
+from polyformer.data.prepared.folder import (
+    ENDS,
     SPLITS,
     TOKENIZER,
+    TOKENS,
     Manifest,
     Place,
     Settings,
+    ShardWriter,
     Source,
+    check_sizes,
     is_prepared,
 )
-from polyformer.data.prepared.reading import Block, blocks, sources_of
-from polyformer.data.prepared.shards import ENDS, TOKENS, ShardWriter, check_sizes
-from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.sources.checks import of_file
+from polyformer.data.sources.datasets import HUB
+from polyformer.data.sources.files import Remote
+from polyformer.data.sources.held_out import EvenSelection
+from polyformer.data.sources.library_text import LIBRARY
+from polyformer.data.sources.origins import matching, source_files
+from polyformer.data.sources.splits import DataConfig, checked_rows
+from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Block:
+    """Documents that are encoded together, their held-out flags, and the position after them."""
+
+    texts: list[str]
+    held: list[bool]
+    after: Place
+
+
+def sources_of(names: Sequence[str]) -> list[tuple[str, Source]]:
+    """Return every file that matches the names and patterns, in order, with its name.
+
+    A directory or a data set of the hub is a single source. Raises `InputError` if there is none.
+    """
+    sources = []
+    for name in names:
+        if name.startswith(HUB):
+            sources.append((name, Source(name=name)))
+        elif name == LIBRARY or Path(name).is_dir():
+            sources.append((name, _directory(name)))
+        else:
+            sources += [(str(file), _file(file)) for file in matching(name)]
+    return sources
+
+
+def _file(file: Path | Remote) -> Source:
+    if isinstance(file, Remote):
+        return Source(
+            name=str(file), bytes=file.bytes, sha256=hashlib.sha256(file.version.encode()).hexdigest()
+        )
+    known = of_file(file)
+    return Source(name=str(file), bytes=known["bytes"], sha256=known["sha256"])
+
+
+def _directory(name: str) -> Source:
+    files = [_file(file) for file in source_files(name)]
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+    return Source(name=name, bytes=sum(file.bytes for file in files), sha256=digest)
+
+
+def blocks(sources: Sequence[str], settings: Settings, start: Place, size: int) -> Iterator[Block]:
+    """Yield blocks of about `size` characters from `start` to the end."""
+    share = settings.validation if settings.validation < 1 else 0.0
+    first = int(settings.validation) if settings.validation >= 1 else 0
+    due, documents = EvenSelection(share, start.due), start.documents
+    texts: list[str] = []
+    held: list[bool] = []
+    characters = 0
+    for number in range(start.source, len(sources)):
+        begin = start.row if number == start.source else 0
+        for row, text in enumerate(
+            itertools.islice(texts_of(sources[number], settings), begin, None), begin + 1
+        ):
+            for piece in pieces(text):
+                texts.append(piece)
+                held.append(documents < first or due.holds(len(piece)))
+                documents += 1
+                characters += len(piece)
+            if characters >= size:
+                yield Block(texts, held, Place(source=number, row=row, due=due.due, documents=documents))
+                texts, held, characters = [], [], 0
+    yield Block(texts, held, Place(source=len(sources), due=due.due, documents=documents))
+
+
+def texts_of(source: str, settings: Settings) -> Iterator[str]:
+    """Return the texts of a source, which may be empty."""
+    columns = {} if settings.column == "text" else {"text": settings.column}
+    config = DataConfig(path=source, format=settings.format, columns=columns, streaming=True)
+    return (row["text"] for row in checked_rows(config, ("text",), source, "train"))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Yield `text`, or parts of at most `PIECE` characters, cut after a line if possible, else after a word.
+
+    Encoding a text requires some hundred times its size of memory.
+    """
+    start = 0
+    while len(text) - start > PIECE:
+        limit = start + PIECE
+        cut = text.rfind("\n", start, limit) + 1 or text.rfind(" ", start, limit) + 1 or limit
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def sample(names: Sequence[str], settings: Settings, characters: int) -> Iterator[str]:
+    """Yield texts to train a tokenizer on: the beginning of each source, about `characters` in total."""
+    sources = [name for name, _ in sources_of(names)]
+    for source in sources:
+        capacity = characters // len(sources)
+        for piece in (piece for text in texts_of(source, settings) for piece in pieces(text)):
+            yield piece
+            capacity -= len(piece)
+            if capacity <= 0:
+                break
+
 
 BLOCK = 2**19
 """Characters that a thread encodes at once, unless a shard has fewer tokens."""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
-from polyformer.data.prepared.manifest import Settings
-from polyformer.data.prepared.reading import pieces, sources_of, texts_of
+from polyformer.data.prepared.folder import Settings
+from polyformer.data.prepared.preparing import pieces, sources_of, texts_of
 
 WORD = re.compile(r"\w+")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.labels import check_range, next_labels
+from polyformer.core.host_values import check_range, next_labels
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import Tokens

@@ -6,7 +6,7 @@ from torch import Tensor
 from polyformer.attention.functional.key_exchange import choose_runs, total
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import ContextParallel
 from polyformer.core.sequence.sequence_shards import Run, SequenceShard

@@ -24,10 +24,14 @@ from polyformer.core.files import (
     write_tensors,
 )
 from polyformer.core.paths import refuse_links
-from polyformer.core.unused_tensors import read_unused_tensors, write_unused_tensors
-from polyformer.core.weights import check_layers, load_weights
 from polyformer.models.architectures.label_names import read_labels, write_labels
 from polyformer.models.architectures.training_record import TrainingRecord, read_record
+from polyformer.models.architectures.weight_files import (
+    check_layers,
+    load_weights,
+    read_unused_tensors,
+    write_unused_tensors,
+)
 from polyformer.models.architectures.weights import check_trainable
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
@@ -41,7 +45,7 @@ class PretrainedMixin(nn.Module):
 
     generation: settings for `generate`, as in generation_config.json; None for the defaults.
     unused_tensors: tensors of the model's public checkpoint that no computation uses, by name; see
-    `polyformer.core.unused_tensors`.
+    `polyformer.models.architectures.weight_files`.
     record: of the run from which the model was loaded, for its card; None without a run.
     labels: the names of its labels; empty if they are not known, or only in the origin of its configuration.
     folder: the folder from which it was loaded, which may contain its tokenizer; None for a new model.

@@ -12,7 +12,7 @@ from polyformer.attention.patterns.base import contains
 from polyformer.attention.positions import with_relations
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.core.ops.int8_layers import Int8Embedding
+from polyformer.core.ops.int8 import Int8Embedding
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import (
@@ -25,7 +25,6 @@ from polyformer.core.sequence.context_parallel import (
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
-from polyformer.core.sequence.unpadding import unpadding
 from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, OutputOptions
 from polyformer.models.architectures.checks import (
     check_ids,
@@ -34,6 +33,7 @@ from polyformer.models.architectures.checks import (
     check_state,
 )
 from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
+from polyformer.models.architectures.unpadding import unpadding
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelState
 from polyformer.nn.depth import Halting

@@ -11,7 +11,7 @@ from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
-from polyformer.core.ops.int8_layers import Int8Embedding, Int8Weight
+from polyformer.core.ops.int8 import Int8Embedding, Int8Weight
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import arguments

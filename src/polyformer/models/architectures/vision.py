@@ -33,8 +33,7 @@ from polyformer.core.ranges import (
     UnitFloat,
     check_sizes,
 )
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Context, Image
 from polyformer.models.architectures.convolutional_stem import ConvolutionalStem
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig

@@ -2,7 +2,7 @@
 
     float32, bfloat16    all weights in floating point
     int8                 linear layers, token tables and output matrices (`polyformer.core.ops.int8`)
-    int4                 linear layers in 4 bits (`polyformer.core.ops.int4`), the others of int8 in int8
+    int4                 linear layers in 4 bits (`models.architectures.int4`), the others of int8 in int8
     stored               linear layers in the 4 bits of a GGUF file, the others of int8 in floating point
 
 Norms, biases, positions, the routers of experts and learned parameters of attention mechanisms keep their
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, caution, unknown
-from polyformer.core.ops.int4_layers import Int4Linear
-from polyformer.core.ops.int8_layers import Int8Embedding, Int8Linear, Int8Weight
+from polyformer.core.ops.int8 import Int8Embedding, Int8Linear, Int8Weight
 from polyformer.core.ops.linear import Linear, WideLinear
-from polyformer.core.ops.quantized_layers import QuantizedLinear, QuantizedWeight, weight_of
-from polyformer.core.weights import load_weights
+from polyformer.core.ops.quantized import QuantizedLinear, QuantizedWeight, weight_of
+from polyformer.models.architectures.int4 import Int4Linear
+from polyformer.models.architectures.weight_files import load_weights
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
 from polyformer.nn.heads.vocabulary import VocabularyHead

@@ -20,8 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Dynam
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.windows import Window
 from polyformer.core.errors import InputError, quote
-from polyformer.core.int8_cache import Int8Cache
-from polyformer.core.kv_cache import KeyValueCache, PairCache
+from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.layer import NAME, attached, text_of

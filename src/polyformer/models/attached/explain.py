@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
 from polyformer.core.errors import InputError
-from polyformer.core.int8_cache import Int8Cache
-from polyformer.core.kv_cache import PairCache
+from polyformer.core.kv_cache import Int8Cache, PairCache
 from polyformer.core.state import State
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.gguf import Gguf, read_gguf
-from polyformer.core.ops.int4 import BLOCK, GROUP
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
+from polyformer.models.architectures.int4 import BLOCK, GROUP
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.gguf_config import ROPE_FACTORS, hub_config
 

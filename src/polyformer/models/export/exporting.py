@@ -12,7 +12,7 @@ from polyformer.attention.functional.backends.blocks import graph_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import atomic_write, folder_for_files, writing
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.export.decoder import DecoderGraph

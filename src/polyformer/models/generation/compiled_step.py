@@ -20,8 +20,8 @@ from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns import Causal, Full
 from polyformer.core.errors import InputError, caution
 from polyformer.core.instrumentation import collecting
-from polyformer.core.ops.packed_weights import PackedCopies
 from polyformer.models.generation.fixed_step import FixedStep
+from polyformer.models.generation.packed_weights import PackedCopies
 from polyformer.models.generation.step_graph import MOST_KEPT, StepGraph, keep, take
 from polyformer.models.outputs import ModelState
 

@@ -9,8 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.core.int8_cache import Int8Cache
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import Int8Cache, KeyValueCache
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import Tokens

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.cuda_graph import CudaGraph
 from polyformer.core.errors import InputError
-from polyformer.core.ops.packed_weights import PackedCopies
-from polyformer.core.ops.precision import autocast_device, is_autocast
+from polyformer.core.ops.autograd import autocast_device, is_autocast
 from polyformer.core.recorded_graph import ValueReadError, record
+from polyformer.models.generation.cuda_graph import CudaGraph
 from polyformer.models.generation.fixed_step import FixedStep
+from polyformer.models.generation.packed_weights import PackedCopies
 
 MOST_KEPT = 4
 """The most graphs kept with a model; on a GPU each has buffers for the KV cache."""

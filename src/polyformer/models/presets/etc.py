@@ -1,6 +1,6 @@
 """ETC: global and long tokens in one row, with relative labels and no absolute positions.
 
-Rows come from `polyformer.data.structured`, which needs the model's number of global tokens.
+Rows come from `polyformer.data.rows.structured`, which needs the model's number of global tokens.
 """
 
 from polyformer.attention.patterns import ETC

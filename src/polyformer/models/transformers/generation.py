@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers import modeling_outputs as outputs
 
-from polyformer.core.labels import next_labels
+from polyformer.core.host_values import next_labels
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.cache import PolyformerCache, supports_kv_cache

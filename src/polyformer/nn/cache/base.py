@@ -21,8 +21,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.positions import BoundPosition
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.int8_cache import Int8Cache
-from polyformer.core.kv_cache import KeyValueCache, PairCache
+from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates

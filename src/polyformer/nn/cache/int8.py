@@ -12,7 +12,7 @@ other calls dequantize all keys first.
 import dataclasses
 from typing import ClassVar
 
-from polyformer.core.int8_cache import Int8Cache
+from polyformer.core.kv_cache import Int8Cache
 from polyformer.nn.cache.base import CachePolicy
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
-from polyformer.core.ops.int8_layers import Int8Weight, as_matrix
+from polyformer.core.ops.int8 import Int8Weight, as_matrix
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.quantized_layers import weight_of
+from polyformer.core.ops.quantized import weight_of
 from polyformer.nn.heads.base import Head, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.vocabulary import VocabularyConfig
 from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.ops.int8_layers import Int8Weight
+from polyformer.core.ops.int8 import Int8Weight
 from polyformer.nn.stack import AdaptiveConfig, AdaptiveEmbedding
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.labels import IGNORED, check_labels
+from polyformer.core.host_values import IGNORED, check_labels
 from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.linear import ExactLinear, Linear
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape

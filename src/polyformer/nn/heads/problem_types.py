@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import bounds
-from polyformer.core.labels import check_labels
+from polyformer.core.host_values import bounds, check_labels
 
 Problem = Literal["single_label", "multi_label", "regression"]
 

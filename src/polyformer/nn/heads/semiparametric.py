@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.ops.int8_layers import as_matrix
+from polyformer.core.ops.int8 import as_matrix
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import softmax
 from polyformer.nn.heads.base import HeadInput, HeadShape

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
-from polyformer.core.ops.int8_layers import Int8Weight, as_matrix, matrix_product
+from polyformer.core.ops.int8 import Int8Weight, as_matrix, matrix_product
 from polyformer.core.ranges import PositiveFloat, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 from polyformer.nn.heads.problem_types import mean_cross_entropy

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import Lookup, record_lookup, record_mark
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_range
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.core.token_records import Lookup, record_lookup, record_mark
 from polyformer.nn.memory.base import MemoryConfig, MemoryLayer
 from polyformer.nn.memory.recurrent import Recurrent
 from polyformer.nn.memory.search import SEARCHES, Search, gather_entries

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from polyformer.core.imports import needs_extra
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.batched_products import product
-from polyformer.core.ops.precision import at_least_float32
-from polyformer.core.optional_packages import needs_extra
 
 Search = Literal["tiled", "plain", "faiss"]
 Matches = tuple[Tensor, Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.quantized_layers import weight_of
+from polyformer.core.ops.quantized import weight_of
 from polyformer.core.ranges import PositiveInt
 
 

@@ -26,12 +26,12 @@ from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.attention.positions import Position, Site
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.core.token_records import record_mark
 from polyformer.nn.stack.attention_config import AttentionConfig, split_global_tokens
 from polyformer.nn.stack.multihead import site_of, split_heads
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.kv_cache import appended
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.quantized_layers import weight_of
+from polyformer.core.ops.quantized import weight_of
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.depth import Active

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.autograd import first_order
 from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
 from polyformer.nn.stack.feature_layer import FeatureLayer

@@ -13,8 +13,7 @@ from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.attention.positions import Shape
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import normalize
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.image import Image
+from polyformer.core.sequence.context import Context, Image
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.nn.block import ReversibleConfig

@@ -11,8 +11,7 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from polyformer.core.files import atomic_write, read_tensors
-from polyformer.core.tensor_files import in_file_order, write_one_by_one
+from polyformer.core.files import atomic_write, in_file_order, read_tensors, write_one_by_one
 from polyformer.training.distributed.fully_sharded import full_tensor
 from polyformer.training.distributed.sharded_files import shared_errors
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.models.outputs import ModelOutput
 from polyformer.training.config import PipelineSchedule
 from polyformer.training.distributed.collectives import local_shard

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from polyformer.core.errors import quote
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
-from polyformer.core.ops.int8_layers import Int8Weight, as_matrix
+from polyformer.core.ops.int8 import Int8Weight, as_matrix
 from polyformer.core.ops.linear import linear
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads.vocabulary import VocabularyHead, VocabularyOutput

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.data.structured import Row, structured
+from polyformer.data.rows.structured import Row, structured
 
 
 def contrastive_loss(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 
 
 def draw(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:

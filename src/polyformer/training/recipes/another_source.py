@@ -3,7 +3,7 @@
 from typing import Any
 
 from polyformer.data import DataConfig
-from polyformer.data.guess import guess_reading
+from polyformer.data.formats.guess import guess_reading
 from polyformer.training.recipes.recipe import merged, with_data
 
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import Splits
-from polyformer.data.summaries import lead, rouge
+from polyformer.data.formats.questions_and_summaries import lead, rouge
 from polyformer.training.recipes.report import Row
 from polyformer.training.tasks import (
     Classification,

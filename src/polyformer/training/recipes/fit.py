@@ -12,8 +12,7 @@ from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
-from polyformer.data.duplicates import overlaps
-from polyformer.data.fingerprint import Fingerprint, fingerprint
+from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
 from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
 from polyformer.models.architectures.pretrained import WEIGHTS, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, fit_tables, start_from

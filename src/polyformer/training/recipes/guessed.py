@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyformer.attention.patterns import Local2D
+from polyformer.attention.patterns.base import contains
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.guess import Guess, guess
-from polyformer.data.image_decoding import SUFFIXES
-from polyformer.data.origins import source_files
-from polyformer.data.prepared.text import is_prepared_source
+from polyformer.data.formats.guess import Guess, guess
+from polyformer.data.formats.images import SUFFIXES
+from polyformer.data.prepared.rows import is_prepared_source
+from polyformer.data.sources.origins import source_files
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.config import ModelConfig, max_positions
@@ -163,7 +165,7 @@ def for_pixels(
     near = [max(1, height // 4), max(1, width // 4)]
     pattern = f"Local2D(shape={shape}, query={near}, memory={[*near, near[1]]})"
     model: dict[str, Any] = {"position": {"kind": "grid", "shape": shape}}
-    if "Local2D(" in str(ModelChoice.from_dict(recipe["model"]).config().to_dict()):
+    if contains(ModelChoice.from_dict(recipe["model"]).config(), Local2D):
         model["pattern"] = pattern
     if guessed.kind == "super_resolution":
         factor = {**recipe["task"], **task}["factor"]

@@ -7,8 +7,8 @@ from torch import nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizer import Tokenizer
-from polyformer.data.word_vectors import read_word_vectors, word_ids
+from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 from polyformer.models.architectures import Transformer
 
 

@@ -12,8 +12,8 @@ import torch
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
-from polyformer.data.answers import encode_marked, marked_windows
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.rows.answers import encode_marked, marked_windows
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.label_names import label_names
 from polyformer.models.checkpoints import config_of, from_pretrained

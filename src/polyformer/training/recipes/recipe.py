@@ -9,19 +9,17 @@ from typing import Any, Self
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.expression import first_name, with_options
 from polyformer.core.files import read_bounded
 from polyformer.core.limits import YAML_BYTES
 from polyformer.core.names import register_names, unknown_name
-from polyformer.core.parsing import parse_yaml
+from polyformer.core.parsing import first_name, parse_yaml, with_options
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import DataConfig, TokenizerConfig
-from polyformer.data.compressed_files import plain_name
-from polyformer.data.library_text import LIBRARY
-from polyformer.data.minari_source import PREFIX
-from polyformer.data.origins import are_files, is_source
-from polyformer.data.prepared.manifest import is_prepared
-from polyformer.data.remote import is_remote
+from polyformer.data.prepared.folder import is_prepared
+from polyformer.data.sources.files import is_remote, plain_name
+from polyformer.data.sources.library_text import LIBRARY
+from polyformer.data.sources.minari import PREFIX
+from polyformer.data.sources.origins import are_files, is_source
 from polyformer.models.architectures import VisionConfig, decode_config
 from polyformer.models.checkpoints import config_of, keep_positions
 from polyformer.models.config import ModelConfig

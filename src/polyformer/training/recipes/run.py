@@ -25,8 +25,8 @@ from polyformer.core.limits import JSON_BYTES, YAML_BYTES
 from polyformer.core.parsing import parse_json
 from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer
-from polyformer.data.fingerprint import Fingerprint, data_changes, of_file
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
 from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
 from polyformer.models.architectures.training_record import RECIPE, RECORD
@@ -249,7 +249,7 @@ def check_data(run: Run, now: Fingerprint) -> None:
 
 def tokenizer_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in the folder of a run that decides the ids of a text."""
-    from polyformer.data.hub_tokenizer import PIECE_FILES  # imports the library of tokenizers
+    from polyformer.data.tokenizers.checkpoints import PIECE_FILES  # imports the library of tokenizers
 
     names = "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *PIECE_FILES
     files = [folder / name for name in names if (folder / name).is_file()]

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyformer.data.columns import KINDS
-from polyformer.data.guess import Guess
-from polyformer.data.image_decoding import SUFFIXES
-from polyformer.data.origins import has_validation, open_source, source_files
-from polyformer.data.prepared.text import is_prepared_source, open_prepared
-from polyformer.data.split_column import rows_of_part
+from polyformer.data.formats.columns import KINDS, rows_of_part
+from polyformer.data.formats.guess import Guess
+from polyformer.data.formats.images import SUFFIXES
+from polyformer.data.prepared.rows import is_prepared_source, open_prepared
+from polyformer.data.sources.origins import has_validation, open_source, source_files
 from polyformer.training.recipes.recipe import with_changes
 
 CHARACTERS_PER_TOKEN = 4

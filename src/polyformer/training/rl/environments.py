@@ -10,7 +10,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError, quote, shortened
 from polyformer.core.limits import QUOTED
-from polyformer.data.minari_source import is_choice, is_vector
+from polyformer.data.sources.minari import is_choice, is_vector
 from polyformer.models.plugins import is_imported
 
 KNOWN = "gymnasium", "minigrid", "popgym"

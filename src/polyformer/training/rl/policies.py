@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError
-from polyformer.data.minari_source import is_choice
+from polyformer.data.sources.minari import is_choice
 from polyformer.training.rl.environments import space_sizes
 
 Policy = Callable[[np.ndarray], Any]

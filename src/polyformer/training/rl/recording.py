@@ -10,7 +10,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.ranges import PositiveInt, Share, check_ranges
-from polyformer.data.minari_source import minari_library
+from polyformer.data.sources.minari import minari_library
 from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.policies import POLICIES, Maker, Policy, noisy
 

@@ -23,7 +23,7 @@ from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.core.state import State
 from polyformer.data import Splits
-from polyformer.data.batching import Batch, NumberedBatches
+from polyformer.data.rows.batching import Batch, NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.training.rl.rollouts import Rollout
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig

@@ -18,17 +18,14 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import batch_to_device
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED, batch_to_device
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
-from polyformer.data.batching import Batch, NumberedBatches
-from polyformer.data.episode_windows import EpisodeWindows
-from polyformer.data.mixing import Concatenation, Mixture
-from polyformer.data.prepared.in_order import MappedSegments
-from polyformer.data.prepared.rows import MappedBatches
-from polyformer.data.segments import Segments
+from polyformer.data.prepared.rows import MappedBatches, MappedSegments
+from polyformer.data.rows.batching import Batch, Concatenation, Mixture, NumberedBatches
+from polyformer.data.rows.episode_windows import EpisodeWindows
+from polyformer.data.rows.packing import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows
 from polyformer.training.distributed.mesh import ReplicaGroup

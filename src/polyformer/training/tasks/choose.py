@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Collate, Tokenizer
-from polyformer.data.batching import Batch, Row
-from polyformer.data.choices import right_choice
+from polyformer.data.formats.columns import right_choice
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import ChooseConfig, HeadConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.metrics import prediction_totals

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.data.batching import Row
+from polyformer.data.rows.batching import Row
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.labels import (

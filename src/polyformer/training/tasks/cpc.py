@@ -22,8 +22,8 @@ from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveFloat, Wording
 from polyformer.data import Tokenizer, mask_tokens
-from polyformer.data.batching import Batch, Corrupt, Row
-from polyformer.data.structured import documents_of, split_sentences, structured
+from polyformer.data.rows.batching import Batch, Corrupt, Row
+from polyformer.data.rows.structured import documents_of, split_sentences, structured
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import HeadConfig, MaskedConfig

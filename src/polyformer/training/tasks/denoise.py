@@ -11,9 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Corrupt, Row
-from polyformer.data.noising import NoiseConfig, apply_noises
-from polyformer.data.word_boundaries import sentence_ends
+from polyformer.data.rows.batching import Corrupt, Row
+from polyformer.data.rows.masking import sentence_ends
+from polyformer.data.rows.noising import NoiseConfig, apply_noises
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.masking import TokenPrediction
 from polyformer.training.tasks.text import TextTaskConfig, required

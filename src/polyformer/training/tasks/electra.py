@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Learned
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveFloat, PositiveShare
 from polyformer.data import MaskingConfig
-from polyformer.data.batching import Batch
+from polyformer.data.rows.batching import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.feedforward import SizedConfig

@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Row
-from polyformer.data.structured import sentence_row
-from polyformer.data.summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
+from polyformer.data.formats.questions_and_summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
+from polyformer.data.rows.batching import Row
+from polyformer.data.rows.structured import sentence_row
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, TagConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers

@@ -23,10 +23,10 @@ from polyformer.attention.patterns import Local2D
 from polyformer.attention.patterns.base import parts_in
 from polyformer.attention.positions import GridConfig
 from polyformer.core.errors import InputError
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.batching import Row
-from polyformer.data.images import GREYS, quantised
+from polyformer.data.formats.images import GREYS, quantised
+from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig
@@ -81,7 +81,6 @@ class ImageModelling(TextTask, config=ImageConfig):
         super().__init__(config, tokenizer)
         if config.height is None or config.width is None:
             raise InputError("height, width: not known before the training images are; call resolve(rows)")
-        # Runs of earlier versions have no channels.
         colours = () if config.channels in (None, 1) else (config.channels,)
         self.levels, self.shape = config.levels, (config.height, config.width, *colours)
         self.start = config.levels  # the id after the last level

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.optional_packages import needs_extra
+from polyformer.core.imports import needs_extra
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Batch
+from polyformer.data.rows.batching import Batch
 from polyformer.nn.heads import ClassifyConfig, HeadConfig, TagConfig
 from polyformer.training.tasks.base import Rows, Task
 from polyformer.training.tasks.text import EncoderTask

@@ -1,7 +1,7 @@
 """Language modelling: predict the next token; measured by perplexity, per token and per word.
 
 Every document is <bos> text <eos>; documents are packed into rows and do not attend to each other. With
-`feed: in_order`, the rows of a batch continue the texts of the previous batch (polyformer.data.segments), as
+`feed: in_order`, the rows of a batch continue the texts of the previous batch (`data.rows.packing`), as
 required by recurrent models; the last token of a row then predicts the first token of the next row.
 """
 
@@ -19,16 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import batch_to_device
-from polyformer.core.labels import IGNORED, next_labels
+from polyformer.core.host_values import IGNORED, batch_to_device, next_labels
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
-from polyformer.data.batching import Batch, Row
-from polyformer.data.neighbours import Neighbours
-from polyformer.data.prepared.in_order import MappedSegments
-from polyformer.data.prepared.rows import MappedBatches
-from polyformer.data.prepared.text import PreparedText
-from polyformer.data.segments import Segments, rows_at
+from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PreparedText
+from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows.neighbours import Neighbours
+from polyformer.data.rows.packing import Segments, rows_at
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Generated, GenerationConfig

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from polyformer.data import Masking, MaskingConfig, Tokenizer, pack
-from polyformer.data.batching import Batch, Corrupt, Row
+from polyformer.data.rows.batching import Batch, Corrupt, Row
 from polyformer.training.tasks.metrics import prediction_metrics, prediction_totals
 from polyformer.training.tasks.text import EncoderTask, TextTask, TextTaskConfig, required
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.core.sequence.context_parallel import gather_sequence
 from polyformer.models.outputs import ModelOutput
 

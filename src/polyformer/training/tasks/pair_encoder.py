@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Row
-from polyformer.data.pairs import shares_of_capacity
+from polyformer.data.rows.batching import Row
+from polyformer.data.rows.pairs import shares_of_capacity
 
 
 class PairEncoder:

@@ -1,6 +1,6 @@
 """Question answering: find the answer to a question in a text; measured by exact match and F1.
 
-A long text is read in overlapping windows (see `polyformer.data.answers`); in a window without the answer,
+A long text is read in overlapping windows (see `data.rows.answers`); in a window without the answer,
 the labels of both ends are <cls>. The answer is the best span of all windows. Devlin et al. 2019, sections
 4.2 (SQuAD 1.1) and 4.3 (SQuAD 2.0, unanswerable questions).
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Collate
-from polyformer.data.answers import (
+from polyformer.data.formats.questions_and_summaries import exact_match, f1
+from polyformer.data.rows.answers import (
     Offsets,
     Window,
     answer_text,
@@ -26,8 +27,7 @@ from polyformer.data.answers import (
     encode_with_offsets,
     windows,
 )
-from polyformer.data.batching import Batch, Row
-from polyformer.data.squad import exact_match, f1
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import HeadConfig, SpanConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.metrics import stacked

@@ -15,8 +15,8 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import batch_to_device
-from polyformer.core.optional_packages import needs_extra
-from polyformer.data.batching import Batch, Row
+from polyformer.core.imports import needs_extra
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
 from polyformer.training import share
 from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Workers

@@ -3,7 +3,7 @@
     loss = masked language modelling + cross-entropy of the pair's label       both of <cls> A <sep> B <sep>
 
 The label of `nsp` is whether B comes from another document, the label of `sop` whether the segments were
-swapped; see `polyformer.data.sentence_pairs`. Pairs are drawn once, `draws` times from every document, and
+swapped; see `polyformer.data.rows.pairs`. Pairs are drawn once, `draws` times from every document, and
 reused in every epoch; masked tokens are drawn according to `masking`. Devlin et al. 2019, section 3.1; Lan et
 al. 2020, section 3.1.
 """
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Share
 from polyformer.data import MaskingConfig
-from polyformer.data.batching import Batch, Row
-from polyformer.data.pairs import Pair, pair_row
-from polyformer.data.sentence_pairs import next_sentence_pairs, sentence_order_pairs
-from polyformer.data.structured import split_sentences
+from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows.pairs import Pair, next_sentence_pairs, pair_row, sentence_order_pairs
+from polyformer.data.rows.structured import split_sentences
 from polyformer.nn.heads import HeadConfig, PretrainingConfig
 from polyformer.training.tasks.masking import MaskingTask
 from polyformer.training.tasks.metrics import exp, stacked

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Row
+from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import BeamConfig, GenerationConfig

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.batching import Corrupt, Row
-from polyformer.data.spans import (
+from polyformer.data.rows.batching import Corrupt, Row
+from polyformer.data.rows.noising import (
     SENTINELS,
     add_sentinels,
     corrupt_spans,

@@ -19,9 +19,9 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Row
-from polyformer.data.structured import sentence_row
-from polyformer.data.summaries import lead, rouge, scorer
+from polyformer.data.formats.questions_and_summaries import lead, rouge, scorer
+from polyformer.data.rows.batching import Row
+from polyformer.data.rows.structured import sentence_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Row
-from polyformer.data.images import quantised
+from polyformer.data.formats.images import quantised
+from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.labels import IGNORED
+from polyformer.core.host_values import IGNORED
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Batch, Row
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import TagConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.labels import LabelTask

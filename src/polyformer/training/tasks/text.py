@@ -14,12 +14,10 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.ranges import check_range
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
-from polyformer.data.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.prepared.folder import FramedText
-from polyformer.data.prepared.in_order import MappedSegments
-from polyformer.data.prepared.rows import MappedBatches, PackedText
-from polyformer.data.prepared.text import PreparedText
-from polyformer.data.tokenizer_loading import build_tokenizer
+from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, PreparedText
+from polyformer.data.rows.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.tokenizers.loading import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig, TrainingBatches

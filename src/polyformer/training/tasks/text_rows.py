@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import quote
 from polyformer.data import Tokenizer
-from polyformer.data.batching import Corrupt, Row
+from polyformer.data.rows.batching import Corrupt, Row
 from polyformer.training.tasks.pair_encoder import PairEncoder
 from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, required, too_long
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import MaskingConfig
-from polyformer.data.batching import Row
-from polyformer.data.pairs import translation_row
+from polyformer.data.rows.batching import Row
+from polyformer.data.rows.pairs import translation_row
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, MaskedConfig
 from polyformer.training.tasks.masking import MaskingTask, TokenPrediction

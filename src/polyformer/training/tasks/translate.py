@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from polyformer.core.errors import quote
-from polyformer.data.batching import Row
+from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.training.tasks.base import SINGLE_PROCESS, Rows, Workers
 from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig

@@ -24,8 +24,8 @@ from polyformer.attention.patterns.base import Pattern, ScoreMod
 from polyformer.attention.patterns.composition import PerHead, simple_parts
 from polyformer.attention.patterns.layout import Interval, intersect, unite
 from polyformer.attention.patterns.mods import Mod
+from polyformer.core.ops.autograd import mark_first_order
 from polyformer.core.ops.compiled_code import prepare_inductor
-from polyformer.core.ops.second_order import mark_first_order
 from polyformer.core.sequence.context import Bare, Context
 
 BLOCK = 128

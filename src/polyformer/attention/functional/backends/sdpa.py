@@ -18,7 +18,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.composition import simple_parts
 from polyformer.attention.patterns.implied import Causal, Full, Padding
 from polyformer.attention.patterns.layout import count
-from polyformer.core.ops.second_order import mark_first_order
+from polyformer.core.ops.autograd import mark_first_order
 from polyformer.core.sequence.context import Context
 
 MASK_LIMIT, CUDA_PADDING_LIMIT, CUDA_MASK_LIMIT = 1 << 22, 1 << 26, 1 << 28

@@ -70,10 +70,9 @@ from polyformer.attention.mechanisms.linear.sums import (
     runs,
 )
 from polyformer.core.host_values import on_host
+from polyformer.core.ops.autograd import autocast_disabled, first_order
 from polyformer.core.ops.batched_products import product
-from polyformer.core.ops.cpu_threads import parallel_map
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.cpu import parallel_map
 
 
 class NoncausalAttention(torch.autograd.Function):

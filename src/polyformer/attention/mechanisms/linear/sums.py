@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.linear.feature_maps import Kernel
 from polyformer.attention.patterns.implied import implied
-from polyformer.core.ops.cache_capacity import cache_capacity
 from polyformer.core.ops.softmax import record
 from polyformer.core.sequence.context import Context
 

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import (
     Heads,
@@ -44,16 +45,15 @@ from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attentio
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms, add_terms, weighted_values
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording, softmax
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.core.token_records import record_mark
 
 
 def definition(

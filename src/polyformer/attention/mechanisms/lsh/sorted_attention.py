@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh.sorted_window import MASKED, Round, WindowBlocks, Windows, max_number
 from polyformer.attention.mechanisms.pair_terms import (
@@ -38,10 +39,8 @@ from polyformer.attention.mechanisms.pair_terms import (
     max_elements,
     tile_attention,
 )
-from polyformer.core.ops.cache_capacity import cache_capacity
-from polyformer.core.ops.cpu_threads import parallel_map
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.autograd import autocast_disabled, first_order
+from polyformer.core.ops.cpu import parallel_map
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

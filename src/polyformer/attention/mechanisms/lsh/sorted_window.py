@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyformer.core.ops.cache_capacity import cache_capacity
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.core.sequence.context import Context
 
 

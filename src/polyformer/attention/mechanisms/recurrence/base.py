@@ -35,9 +35,9 @@ from polyformer.attention.mechanisms.base import (
 from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs, chunked_scan, recurrence
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.depthwise_convolution import depthwise_convolution
 from polyformer.core.ops.norms import RMSNorm
-from polyformer.core.ops.precision import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import record, recording
 from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context

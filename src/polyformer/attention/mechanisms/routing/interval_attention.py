@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.mechanisms.pair_terms import (
     Pairs,
     PairTerms,
@@ -43,9 +44,7 @@ from polyformer.attention.mechanisms.pair_terms import (
 )
 from polyformer.attention.mechanisms.routing.interval_tiles import BLOCK, Intervals, Tiles, tiles
 from polyformer.attention.patterns.implied import implied
-from polyformer.core.ops.cache_capacity import cache_capacity
-from polyformer.core.ops.precision import autocast_disabled
-from polyformer.core.ops.second_order import first_order
+from polyformer.core.ops.autograd import autocast_disabled, first_order
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

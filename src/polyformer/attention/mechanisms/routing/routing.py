@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
+from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
@@ -55,14 +56,13 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.ops.cache_capacity import cache_capacity
-from polyformer.core.ops.precision import without_autocast
+from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.softmax import record, recorded, recording
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.core.token_records import record_mark
 
 LANES = 16
 """The number of centroids is padded to a multiple of this.

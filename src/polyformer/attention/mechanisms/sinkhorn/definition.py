@@ -33,10 +33,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.core.ops.second_order import mark_first_order
+from polyformer.attention.functional.documents import documents_of_row
+from polyformer.core.ops.autograd import mark_first_order
 from polyformer.core.ops.softmax import record, safe_logsumexp
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import documents_of_row
 
 
 class SortingNet(nn.Module):

@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyformer.attention.functional.documents import take_tokens
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.mechanisms.base import (
     Mechanism,
@@ -59,14 +60,13 @@ from polyformer.attention.mechanisms.sinkhorn.definition import (
     gumbel,
     sinkhorn_balance,
 )
+from polyformer.core.instrumentation import Lookup, record_lookup, record_mark
 from polyformer.core.kv_cache import KeyValueCache, appended
-from polyformer.core.ops.precision import at_least_float32, without_autocast
+from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.softmax import recorded, recording
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, Wording
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.documents import take_tokens
 from polyformer.core.state import State
-from polyformer.core.token_records import Lookup, record_lookup, record_mark
 
 SORTED = "blocks sorted into its place"
 """The name of the soft permutation in visualizations."""

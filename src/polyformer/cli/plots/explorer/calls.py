@@ -12,7 +12,7 @@ from polyformer.attention.functional.dense_pairs import WeightTile, tiles
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.page import Buffers
 from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix, with_rows, with_sink
-from polyformer.core.token_records import SINK, Mark, TokenRecord
+from polyformer.core.instrumentation import SINK, Mark, TokenRecord
 
 CELLS = 48
 """The most cells of a thumbnail in each direction."""

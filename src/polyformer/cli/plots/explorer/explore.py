@@ -14,7 +14,7 @@ from polyformer.cli.plots.explorer.page import Buffers, asset, write
 from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.core.errors import InputError
-from polyformer.core.token_records import Lookup, Mark
+from polyformer.core.instrumentation import Lookup, Mark
 
 MEGABYTES = 20
 """The default size of a page in megabytes."""

@@ -11,15 +11,19 @@ from torch import Tensor, nn
 
 from polyformer.cli.plots.explorer.effects import with_effects
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
-from polyformer.cli.plots.explorer.polyformer_images import patches_reading, pixels_reading
-from polyformer.cli.plots.explorer.polyformer_texts import PolyformerTexts
+from polyformer.cli.plots.explorer.images import (
+    TransformersImages,
+    part_for,
+    patches_reading,
+    pixels_reading,
+    without_head,
+)
 from polyformer.cli.plots.explorer.reading import Reading
-from polyformer.cli.plots.explorer.transformers_images import TransformersImages, part_for, without_head
-from polyformer.cli.plots.explorer.transformers_texts import TransformersTexts
+from polyformer.cli.plots.explorer.texts import PolyformerTexts, TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
-from polyformer.core.transformers_loading import load_by_transformers
-from polyformer.data.tokenizer_loading import load_tokenizer
+from polyformer.core.hub import load_by_transformers
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 
 HEIGHT = 780

@@ -15,8 +15,8 @@ from polyformer.cli.plots.explorer.calls import Call
 from polyformer.cli.plots.explorer.reading import run_alone
 from polyformer.cli.plots.explorer.windows import Windows
 from polyformer.core.errors import InputError
+from polyformer.core.instrumentation import Mark, SlotKeys, TokenRecord, collect_marks
 from polyformer.core.ops.softmax import recorded
-from polyformer.core.token_records import Mark, SlotKeys, TokenRecord, collect_marks
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.nn.depth.recording import recorded_depths

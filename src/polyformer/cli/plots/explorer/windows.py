@@ -19,8 +19,8 @@ from polyformer.attention.patterns.composition import as_pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
 from polyformer.cli.plots.explorer.calls import Call
+from polyformer.core.instrumentation import Mark
 from polyformer.core.sequence.context import Context
-from polyformer.core.token_records import Mark
 from polyformer.models.attached.attention_layers import Layer, uses_attention_interface
 
 Grid = tuple[int, int]

@@ -1,9 +1,26 @@
-"""Line and bar charts as SVG inside a page: colours from the page's style, a title on every point."""
+"""Charts as SVG inside a page: lines and bars, with colours from the page's style and a title on every point.
+
+The reliability diagram of a classifier has its accuracy by the probability of its predicted label. The growth
+of the cost of attention with the length of the text is measured on this machine in seconds.
+"""
 
 import dataclasses
 import html
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from polyformer.attention.functional.attend import attend
+from polyformer.attention.patterns import Window
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import Causal
+from polyformer.cli.plots.report.page import figure, section, table
+from polyformer.core.measuring import time_interleaved
+from polyformer.training.recipes.report import number
+from polyformer.training.recipes.run import Run
 
 WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 16, 48
@@ -132,3 +149,70 @@ def _line(index: int, line: Series, x: Scale, y: Scale, text: Callable[[float], 
         for left, top, title in places
     )
     return f'<g class="s{index}"><polyline points="{data}"/>{dots}</g>'
+
+
+def reliability(run: Run) -> str:
+    """Return the section of a run with a record of its calibration; "" for other runs."""
+    record: dict[str, Any] | None = run.facts.get("calibration")
+    if not record:
+        return ""
+    changed = record["temperature"] != 1
+    sides = {"before": record["before"], "after": record["after"]} if changed else {"model": record["before"]}
+    lines = [Series(name, percent(side["bins"])) for name, side in sides.items()]
+    lines.append(Series("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)]))
+    cells = {name: [number(side["nll"]), number(side["calibration_error"])] for name, side in sides.items()}
+    errors = ", ".join(f"{name} {values[1]}" for name, values in cells.items())
+    label = f"accuracy by probability of the predicted label; expected calibration error: {errors}"
+    rows = sum(count for _, _, count in record["before"]["bins"])
+    result = (
+        f"Logits are divided by {number(record['temperature'])}, the temperature with the lowest negative "
+        "log-likelihood on these rows. No predicted label changes."
+        if changed
+        else "No temperature lowers the negative log-likelihood on these rows; the logits are unchanged."
+    )
+    text = (
+        f"{rows:,} rows of the validation data, in {len(record['before']['bins'])} bins. Of the labels that "
+        f"are predicted with a probability of 80 %, 80 % are right if the model is calibrated. {result}"
+    )
+    chart = line_chart(label, lines, "probability of the predicted label (%)", "accuracy (%)")
+    columns = ["negative log-likelihood (nats)", "expected calibration error"]
+    return section("Calibration", text, figure(chart), table("", columns, cells))
+
+
+def percent(bins: list[tuple[float, float, int]]) -> list[tuple[float, float]]:
+    """Return mean probability and accuracy of each bin in per cent."""
+    return [(100 * sure, 100 * right) for sure, right, _ in bins]
+
+
+LENGTHS = (256, 512, 1024, 2048, 4096)
+WINDOW, HEADS, HEAD_SIZE = 128, 4, 64
+REPEATS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """The growth of one pattern, by length: milliseconds of a forward pass, and number of allowed scores."""
+
+    name: str
+    lengths: tuple[int, ...]
+    milliseconds: tuple[float, ...]
+    scores: tuple[int, ...]
+
+
+def measure_growth(lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS) -> list[Growth]:
+    """Measure causal attention to all tokens before, and to the last `WINDOW` of them: the fastest of
+    `repeats` runs.
+
+    float32, one text, `HEADS` heads of `HEAD_SIZE`. The two are measured in turn at every length.
+    """
+    patterns: dict[str, Pattern] = {"dense": Causal(), f"window of {WINDOW}": Window(WINDOW - 1, 0)}
+    times: dict[str, list[float]] = {name: [] for name in patterns}
+    for length in lengths:
+        q, k, v = torch.randn(3, 1, HEADS, length, HEAD_SIZE, generator=torch.Generator().manual_seed(0))
+        calls = {name: partial(attend, q, k, v, pattern=pattern) for name, pattern in patterns.items()}
+        for name, seconds in time_interleaved(calls, repeats).items():
+            times[name].append(1000 * min(seconds))
+    scores = [[sum(min(i + 1, most) for i in range(n)) for n in lengths] for most in (max(lengths), WINDOW)]
+    return [
+        Growth(name, tuple(lengths), tuple(times[name]), tuple(own)) for name, own in zip(patterns, scores)
+    ]

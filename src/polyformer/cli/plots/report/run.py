@@ -10,12 +10,20 @@ from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
 from polyformer.attention.patterns import Full
 from polyformer.cli.plots.pattern import pictures
 from polyformer.cli.plots.report.attention_maps import attention_maps, attention_view, highlighted
-from polyformer.cli.plots.report.charts import Series, bar_chart, line_chart
+from polyformer.cli.plots.report.charts import (
+    HEAD_SIZE,
+    HEADS,
+    WINDOW,
+    Growth,
+    Series,
+    bar_chart,
+    line_chart,
+    measure_growth,
+    reliability,
+)
 from polyformer.cli.plots.report.examples import examples
 from polyformer.cli.plots.report.held import HeldOutRows, read_held_out
 from polyformer.cli.plots.report.page import asset, details, figure, page, section, table, tiles
-from polyformer.cli.plots.report.reliability import reliability
-from polyformer.cli.plots.report.scaling import HEAD_SIZE, HEADS, WINDOW, Growth, measure_growth
 from polyformer.cli.plots.svg import pattern_svg
 from polyformer.cli.plots.tree import parameters, tree
 from polyformer.core.errors import InputError

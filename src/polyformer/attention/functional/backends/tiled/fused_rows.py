@@ -21,7 +21,7 @@ from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.layout import Row, count
 from polyformer.core.config import Config
-from polyformer.core.ops.cpu_threads import CPU
+from polyformer.core.ops.cpu import CPU
 from polyformer.core.ranges import NonNegativeFloat
 from polyformer.core.sequence.context import Context
 

@@ -48,13 +48,10 @@ from polyformer.attention.functional.backends.tiled.work_items import (
 )
 from polyformer.attention.functional.request import Request, transformed
 from polyformer.attention.patterns.windows import Window
+from polyformer.core.ops.autograd import at_least_float32, autocast_disabled, first_order
 from polyformer.core.ops.batched_products import BATCHED_PRODUCTS
-from polyformer.core.ops.cpu_threads import parallel_map, threads
-from polyformer.core.ops.precision import at_least_float32, autocast_disabled
-from polyformer.core.ops.second_order import first_order
-from polyformer.core.ops.tuning import Section
-from polyformer.core.ops.tuning.machine import core_cache
-from polyformer.core.ops.tuning.stopwatch import least_seconds
+from polyformer.core.ops.cpu import parallel_map, threads
+from polyformer.core.ops.tuning import Section, core_cache, least_seconds
 from polyformer.core.sequence.context import Context
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
 from polyformer.core.ops.batched_products import ONLY_BLAS, product_kernel
-from polyformer.core.ops.cpu_threads import WORKERS
+from polyformer.core.ops.cpu import WORKERS
 from polyformer.core.ops.dropout import DropoutScales
 
 LN2 = math.log(2)

@@ -1,0 +1,1 @@
+"""Formats: readers of files, the roles of their columns, and guesses about both."""
