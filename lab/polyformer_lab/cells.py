@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json, write_json
 from polyformer.core.registry import import_modules
 from polyformer.data import load
-from polyformer.models.architectures.training_record import RECIPE
+from polyformer.models.architectures.pretrained import RECIPE
 from polyformer.training.recipes import Recipe, Run, find_recipe
 from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested

@@ -22,7 +22,7 @@ from polyformer.core.files import write_json
 from polyformer.core.ranges import PositiveFloat
 from polyformer.data.rows.neighbours import ABOUT, ROWS, NeighbourInfo
 from polyformer.nn.heads import HeadInput, HeadShape, SemiparametricConfig
-from polyformer.nn.heads.semiparametric import SemiparametricHead
+from polyformer.nn.heads.vocabulary import SemiparametricHead
 from polyformer_lab.measures.spalm import RecordingStore
 
 STEPS = 50

@@ -25,7 +25,7 @@ from polyformer.core.host_values import (
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
-from polyformer.models.architectures.checks import check_ids, check_mask
+from polyformer.models.architectures.arguments import check_ids, check_mask
 
 
 def known(values: Tensor) -> Tensor:

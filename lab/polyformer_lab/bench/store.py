@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.sequence.context import Context
-from polyformer.nn.memory.search import SEARCHES, gather_entries
-from polyformer.nn.memory.store import Store
+from polyformer.nn.memory.store import SEARCHES, Store, gather_entries
 from polyformer_lab.bench.rows import OURS, AbsentError, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 

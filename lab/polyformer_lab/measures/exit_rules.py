@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import Exits, set_threshold
-from polyformer.nn.depth.exits.base import ExitRuleConfig
+from polyformer.nn.depth.exits.rules import ExitRuleConfig
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.segments import first_tokens
 

@@ -15,7 +15,7 @@ from polyformer.models.architectures import Transformer, load_pretrained
 from polyformer.models.presets import create_model
 from polyformer.nn.depth import recorded_depths, recorded_states
 from polyformer.nn.depth.exits import Exits, set_threshold
-from polyformer.nn.depth.exits.shortlist import Shortlist
+from polyformer.nn.depth.exits.rules import Shortlist
 
 SIZE, VOCAB = 24, 260
 
@@ -145,7 +145,7 @@ def test_a_shortlist_reads_the_rows_of_the_likeliest_tokens():
     hidden = torch.randn(3, SIZE)
     logits = hidden @ unit[:, best.indices] + of.predictions(torch.zeros(1, 1, SIZE))[0, 0, best.indices]
     first, second = logits.softmax(-1).sort(descending=True).values[:, :2].T
-    from polyformer.nn.depth.exits.base import Candidates
+    from polyformer.nn.depth.exits.rules import Candidates
 
     own = rule.confidence(Candidates(0, hidden[None], hidden[None], hidden[None], None))
     torch.testing.assert_close(own, first - second)

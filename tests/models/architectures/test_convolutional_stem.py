@@ -11,7 +11,7 @@ from torch import Tensor
 from polyformer import from_pretrained
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import VisionConfig, VisionTransformer
-from polyformer.models.architectures.convolutional_stem import ConvolutionalStem
+from polyformer.models.architectures.vision import ConvolutionalStem
 from polyformer.models.checkpoints import save
 from polyformer.models.presets import create_model
 

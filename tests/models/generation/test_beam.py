@@ -14,8 +14,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.models.generation.beam_search import FinishedTexts, beam_search
 from polyformer.models.generation.decoder import Decoder, DecodingStart
+from polyformer.models.generation.results import Stopping
 from polyformer.models.generation.search import SearchSettings
-from polyformer.models.generation.stopping import Stopping
 
 
 def reference(

@@ -19,7 +19,7 @@ from polyformer.core.host_values import is_recorded
 from polyformer.core.recorded_graph import RecordedGraph, ValueReadError, record
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
-from polyformer.models.generation import step_graph
+from polyformer.models.generation import compiled_step
 from polyformer.models.generation.compiled_step import LONG, _suggest_graph, captures_by_default
 
 POSITIONS = (
@@ -79,8 +79,8 @@ def in_turn(*parameters):
 def memory(request, runs, monkeypatch) -> list[int]:
     """The same as `runs`, and the graphs read either any caches or only their own."""
     if request.param == "own memory":
-        monkeypatch.setattr(step_graph, "is_captured", lambda device: True)
-        monkeypatch.setattr(step_graph, "CudaGraph", RepeatedRun)
+        monkeypatch.setattr(compiled_step, "is_captured", lambda device: True)
+        monkeypatch.setattr(compiled_step, "CudaGraph", RepeatedRun)
         run = RepeatedRun.run
         monkeypatch.setattr(RepeatedRun, "run", lambda *inputs: runs.append(0) or run(*inputs))
     return runs
@@ -90,7 +90,7 @@ def memory(request, runs, monkeypatch) -> list[int]:
 def records(monkeypatch) -> list[object]:
     """The steps that were recorded."""
     steps: list[object] = []
-    monkeypatch.setattr(step_graph, "record", lambda *inputs: steps.append(inputs) or record(*inputs))
+    monkeypatch.setattr(compiled_step, "record", lambda *inputs: steps.append(inputs) or record(*inputs))
     return steps
 
 

@@ -11,7 +11,7 @@ from polyformer import GenerationConfig, create_model
 from polyformer.data.tokenizers.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.models.generation import ContinuedText, TextStreamer
-from polyformer.models.generation.continued_text import CONTEXT
+from polyformer.models.generation.results import CONTEXT
 
 TEXTS = [f"The cat, {i} years old, sat on the mat. Crème brûlée €{i} for the dog! 👍🏽" for i in range(40)]
 ALGORITHMS = "bytes", "characters", "bpe", "wordpiece", "unigram"

@@ -9,7 +9,7 @@ from tiny_models import BOS, EOS, SPECIAL, decoder, pair, prompts
 from polyformer import GenerationConfig, InputError
 from polyformer.models.config import SpecialTokens
 from polyformer.models.generation import BeamConfig, SamplingConfig, SpecialIds, WholeLengthConfig
-from polyformer.models.generation.setting_names import with_settings
+from polyformer.models.generation.config import with_settings
 
 SAMPLING = GenerationConfig(sampling=SamplingConfig(do_sample=True, temperature=0.5))
 

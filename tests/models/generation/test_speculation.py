@@ -13,10 +13,9 @@ from polyformer import GenerationConfig, InputError, create_model
 from polyformer.core.state import State
 from polyformer.models.generation import Drafts, TextStreamer
 from polyformer.models.generation.decoder import DecodingStart
-from polyformer.models.generation.drafter import Lookup
+from polyformer.models.generation.results import Stopping
 from polyformer.models.generation.search import SearchSettings, sampler, search
-from polyformer.models.generation.speculation import Speculator
-from polyformer.models.generation.stopping import Stopping
+from polyformer.models.generation.speculation import Lookup, Speculator
 
 SETTINGS = [
     {},

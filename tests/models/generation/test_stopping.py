@@ -6,7 +6,7 @@ from tiny_models import decoder, prompts
 
 from polyformer import GenerationConfig, InputError
 from polyformer.models.generation import Generated, TextStreamer
-from polyformer.models.generation.stopping import Stopping, cut
+from polyformer.models.generation.results import Stopping, cut
 
 LETTERS = "abcdefghijklm"
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyformer.models.generation.topk import BLOCK, MIN_LENGTH, blockwise_argmax, blockwise_topk
+from polyformer.models.generation.processors import BLOCK, MIN_LENGTH, blockwise_argmax, blockwise_topk
 
 
 @pytest.mark.parametrize(

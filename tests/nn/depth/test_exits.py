@@ -20,8 +20,7 @@ from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.generation import GenerationConfig
 from polyformer.nn.depth import full_depth, recorded_depths
 from polyformer.nn.depth.exits import Exits, ExitsConfig, set_threshold
-from polyformer.nn.depth.exits.base import ExitTrajectory
-from polyformer.nn.depth.exits.oracles import OracleConfig
+from polyformer.nn.depth.exits.rules import ExitTrajectory, OracleConfig
 from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import HeadInput
 from polyformer.nn.stack import AttentionConfig, LayerCall, StackConfig

@@ -258,7 +258,7 @@ def test_a_memory_goes_on_with_convolutions_in_training_as_in_evaluation(trainin
 def test_keys_and_values_alone_are_not_all_that_is_kept():
     """As a learned prefix brings them, or a cache of transformers'."""
     cache = pytest.importorskip("transformers").DynamicCache()
-    borrowed = pytest.importorskip("polyformer.models.transformers.borrowed_cache").BorrowedCache
+    borrowed = pytest.importorskip("polyformer.models.transformers.cache").BorrowedCache
     vectors = torch.zeros(1, 4, 3, 32)
     for feedforward in ("dense", "separable_convolution"):
         model = create_model("decoder-tiny", feedforward=feedforward)

@@ -10,7 +10,7 @@ from pairwise import pairwise
 from polyformer import create_model
 from polyformer.core.errors import InputError
 from polyformer.nn.heads import HeadInput, HeadShape, LanguageModelConfig, SemiparametricConfig
-from polyformer.nn.heads.semiparametric import SemiparametricHead
+from polyformer.nn.heads.vocabulary import SemiparametricHead
 
 VOCAB, WIDTH = 11, 5
 

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.nn.memory import search
-from polyformer.nn.memory.search import SEARCHES, search_plain
+from polyformer.nn.memory import store
+from polyformer.nn.memory.store import SEARCHES, search_plain
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TILE_QUERIES", 5), ("TILE_KEYS", 96), ("SMALLEST_GROUP", 2)):
-        monkeypatch.setattr(search, name, value)
+        monkeypatch.setattr(store, name, value)
 
 
 def drawn(queries: int, number: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -53,8 +53,8 @@ def test_equal_products_are_each_found_once():
 
 def test_a_tile_is_the_most_that_is_computed_at_once(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    largest = search._topk
-    monkeypatch.setattr(search, "_topk", lambda x, count: sizes.append(x.numel()) or largest(x, count))
+    largest = store._topk
+    monkeypatch.setattr(store, "_topk", lambda x, count: sizes.append(x.numel()) or largest(x, count))
     SEARCHES["tiled"](*drawn(13, 701, torch.float32), 3)
     assert max(sizes) == 5 * 96
     assert sum(sizes) == 3 * 13 * 701

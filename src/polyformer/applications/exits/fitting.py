@@ -25,7 +25,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.nn.depth import recorded_states
 from polyformer.nn.depth.exits import Exits
 from polyformer.nn.depth.exits.exits import Exit
-from polyformer.nn.depth.exits.shortlist import Shortlist
+from polyformer.nn.depth.exits.rules import Shortlist
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 HELD_OUT = 10  # every `HELD_OUT`-th row is held out

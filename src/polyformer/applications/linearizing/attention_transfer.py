@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyformer.applications.linearizing.steps import Show, Steps
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
-from polyformer.nn.stack.attention_config import PROJECTIONS
+from polyformer.nn.stack.config import PROJECTIONS
 from polyformer.nn.stack.multihead import MultiHeadAttention
 from polyformer.training.precision import autocast
 

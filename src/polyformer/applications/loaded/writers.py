@@ -12,7 +12,7 @@ from polyformer.applications.loaded.inputs import texts_of
 from polyformer.core.errors import InputError
 from polyformer.data import by_tokens
 from polyformer.models.generation import BeamConfig, GenerationConfig
-from polyformer.models.generation.setting_names import with_settings
+from polyformer.models.generation.config import with_settings
 from polyformer.training.recipes.writer import Writer
 
 SAMPLING = "temperature", "top_k", "top_p", "seed"

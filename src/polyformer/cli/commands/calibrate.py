@@ -103,7 +103,7 @@ def _show(test: "ThresholdTest") -> None:
 
 def held_out(options: CalibrateOptions) -> str:
     """Return --data, or the validation data of the run."""
-    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.models.architectures.pretrained import RECIPE
     from polyformer.training.recipes.run import Run
 
     if options.data is not None:

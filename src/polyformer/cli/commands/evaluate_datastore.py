@@ -80,7 +80,7 @@ def chosen(options: Any, store: "Store") -> "MixtureConfig":
 def measured_texts(options: Any) -> dict[str, Iterator[str]]:
     """Return the texts to evaluate on: --data, or validation and test data of the run's recipe."""
     from polyformer.data import load
-    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.models.architectures.pretrained import RECIPE
     from polyformer.training.recipes.run import Run
 
     if options.data is not None:

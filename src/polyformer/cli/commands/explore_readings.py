@@ -72,7 +72,7 @@ def is_model(name: str) -> bool:
 def by_polyformer(options: Any, name: str) -> Loaded:
     """Load a model of polyformer."""
     from polyformer.cli.commands.model_and_texts import load
-    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.models.architectures.pretrained import RECIPE
     from polyformer.training.recipes.classifier import image_classifier
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks import ImageConfig, ImageModelling

@@ -58,7 +58,7 @@ def run(options: ExportOptions) -> None:
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.models.config import longest_text
     from polyformer.models.export import export_model
-    from polyformer.models.export.description import write_description
+    from polyformer.models.export.exporting import write_description
 
     model = from_pretrained(options.model, options.head)
     if model.generation is None:

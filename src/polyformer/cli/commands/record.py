@@ -75,7 +75,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def is_run(name: str) -> bool:
     """Return whether `name` is the folder of a run."""
-    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.models.architectures.pretrained import RECIPE
 
     return (Path(name) / RECIPE).is_file()
 

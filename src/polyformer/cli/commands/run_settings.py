@@ -9,7 +9,7 @@ def settings_of_run(folder: str, config: Any) -> dict[str, Any] | None:
     """Return the generation settings of a run that translates or summarizes, with the special tokens of the
     model's `config`; None for other models.
     """
-    from polyformer.models.architectures.training_record import RECIPE
+    from polyformer.models.architectures.pretrained import RECIPE
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks import SequenceToSequence
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from polyformer.core.files import atomic_write, open_file, read_json, reading
 from polyformer.core.parsing import dump_yaml
-from polyformer.models.architectures.pretrained import CONFIG
-from polyformer.models.architectures.training_record import TrainingRecord, metric_rows
+from polyformer.models.architectures.pretrained import CONFIG, TrainingRecord, metric_rows
 from polyformer.models.architectures.trajectory import TrajectoryConfig
 from polyformer.models.architectures.vision import VisionConfig
 from polyformer.models.config import ModelConfig, max_positions

@@ -1,4 +1,20 @@
-"""Saving and loading of models: `save_pretrained` and `from_pretrained`, the same for every model.
+"""Saving and loading of models, with the names of their labels and the record of their training.
+
+The names of a model's labels: read with a model, and written with it in every format.
+
+    labels.json     the names in the order of the logits, in a folder of our format
+    recipe.yaml     task.labels, in the folder of a run
+    config.json     id2label, in a folder for transformers
+
+Other models of public families keep them in the fields of their configuration's origin.
+
+The record of a model's training run, if it still holds for the weights.
+
+A `TrainingRecord` is read with a model from the folder of its run. It is saved in the config.json for
+transformers, and a model card reports the training data and the metrics from it. The metrics belong to the
+weights with its digest, and no longer hold after further training.
+
+The files of a saved model:
 
 config.json               the configuration
 model.safetensors         the weights, by their names in the module
@@ -7,25 +23,29 @@ labels.json               the names of the labels, if they are known
 unread.safetensors        tensors of a public checkpoint that no computation uses, if there are some
 """
 
+import dataclasses
+import hashlib
 import importlib
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PureWindowsPath
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError, unknown
+from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import (
     atomic_write,
     folder_for_files,
+    read_bounded,
     read_json,
     read_tensors,
     write_json,
     write_tensors,
 )
+from polyformer.core.limits import JSON_BYTES, YAML_BYTES
+from polyformer.core.parsing import parse_json, parse_yaml
 from polyformer.core.paths import refuse_links
-from polyformer.models.architectures.label_names import read_labels, write_labels
-from polyformer.models.architectures.training_record import TrainingRecord, read_record
 from polyformer.models.architectures.weight_files import (
     check_layers,
     load_weights,
@@ -33,6 +53,148 @@ from polyformer.models.architectures.weight_files import (
     write_unused_tensors,
 )
 from polyformer.models.architectures.weights import check_trainable
+
+LABELS = "labels.json"
+
+
+def read_labels(folder: Path, description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the labels in a folder; empty without names. description: its config.json."""
+    if (folder / LABELS).is_file():
+        names = read_json(folder / LABELS, list)
+    elif (folder / RECIPE).is_file():
+        path = folder / RECIPE
+        recipe = parse_yaml(read_bounded(path, YAML_BYTES).decode("utf-8", "replace"), path)
+        task = recipe.get("task") if isinstance(recipe, dict) else None
+        names = (task.get("labels") if isinstance(task, dict) else None) or ()
+    else:
+        names = ordered(description.get("id2label"))
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{folder}: expected a list of texts as the names of labels; restore the file")
+    return tuple(names)
+
+
+def ordered(names: object) -> tuple[str, ...]:
+    """Return the names of `id2label` in the order of their numbers; empty if some number is missing."""
+    if not isinstance(names, Mapping):
+        return ()
+    by_number = {str(number): str(name) for number, name in names.items()}
+    numbers = [str(number) for number in range(len(by_number))]
+    return tuple(by_number[number] for number in numbers) if {*numbers} == by_number.keys() else ()
+
+
+def known_labels(model: Any) -> tuple[str, ...]:
+    """Return the names of a model's labels, one for each logit of its head; empty if they are not known."""
+    count = _count(model)
+    origin = getattr(model.config, "origin", None)
+    for names in (model.labels, ordered(origin.fields.get("id2label")) if origin is not None else ()):
+        if names and len(names) == count:
+            return tuple(names)
+    return ()
+
+
+def label_names(model: Any) -> tuple[str, ...]:
+    """Return the names of a model's labels; LABEL_0, ... if they are not known, as in transformers."""
+    return known_labels(model) or tuple(f"LABEL_{number}" for number in range(_count(model)))
+
+
+def _count(model: Any) -> int:
+    return getattr(getattr(model.config, "head", None), "num_labels", 0)
+
+
+def hub_labels(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the fields of a config.json for transformers: `id2label` and `label2id`."""
+    numbered = {str(number): name for number, name in enumerate(labels)}
+    return {"id2label": numbered, "label2id": {name: number for number, name in enumerate(labels)}}
+
+
+def write_labels(model: Any, folder: Path) -> None:
+    """Write labels.json of a model in our format, if it has names that its configuration does not have."""
+    if model.labels:
+        write_json(folder / LABELS, list(model.labels))
+
+
+# The files of a run's folder: the resolved recipe; and versions, data and metrics.
+RECIPE, RECORD = "recipe.yaml", "run.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRecord:
+    """`recipe`: as in recipe.yaml, without directories; `metrics` by split; `weights`: their digest."""
+
+    recipe: dict[str, Any]
+    metrics: dict[str, dict[str, float]]
+    weights: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, for config.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Return the record that `to_dict` wrote; raises `InputError` for other data."""
+        names = {"recipe": dict, "metrics": dict, "weights": str}
+        if not isinstance(data, dict) or data.keys() != names.keys():
+            raise InputError(f"training_record: expected {', '.join(names)}, got {quote(data)}")
+        for name, kind in names.items():
+            if not isinstance(data[name], kind):
+                raise InputError(
+                    f"training_record.{name}: expected a {kind.__name__}, got {quote(data[name])}"
+                )
+        return cls(**data)
+
+    def holds_for(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether the metrics were measured with the weights `tensors`."""
+        return digest(tensors) == self.weights
+
+
+def read_record(folder: Path, tensors: Mapping[str, Tensor]) -> TrainingRecord | None:
+    """Return the record of the run in `folder` that produced `tensors`; None if no run ended there."""
+    if not (folder / RECIPE).is_file() or not (folder / RECORD).is_file():
+        return None
+    # Perplexities may be infinite.
+    facts = parse_json(read_bounded(folder / RECORD, JSON_BYTES), folder / RECORD, dict, finite=False)
+    recipe = parse_yaml(read_bounded(folder / RECIPE, YAML_BYTES).decode("utf-8", "replace"), folder / RECIPE)
+    metrics = facts.get("metrics")
+    if not isinstance(metrics, dict) or not isinstance(recipe, dict):
+        return None
+    return TrainingRecord(without_directories(recipe), metrics, digest(tensors))
+
+
+def without_directories(part: Any) -> Any:
+    """Return `part` of a recipe with only the file names of absolute paths; directories are private."""
+    if isinstance(part, dict):
+        return {name: without_directories(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [without_directories(value) for value in part]
+    if isinstance(part, str):
+        # A recipe may come from another system.
+        for path in (Path(part), PureWindowsPath(part)):
+            if path.is_absolute() or part.startswith("~"):
+                return path.name
+    return part
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and numbers; empty if some are not in memory (`meta`)."""
+    # Offloaded weights have no bytes to hash.
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return ""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # numpy has no bfloat16, so the bytes are hashed.
+        flat = tensor.detach().cpu().contiguous().flatten()
+        total.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return total.hexdigest()
+
+
+def metric_rows(metrics: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, float]]:
+    """Yield (split, metric, value) for all values that are numbers."""
+    for split, values in metrics.items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int | float):
+                yield split, name, float(value)
+
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 

@@ -25,8 +25,9 @@ from polyformer.core.sequence.context_parallel import (
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
-from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, OutputOptions
-from polyformer.models.architectures.checks import (
+from polyformer.models.architectures.arguments import (
+    NO_EXTRA_OUTPUTS,
+    OutputOptions,
     check_ids,
     check_inputs,
     check_source_spans,

@@ -27,7 +27,7 @@ from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.ranges import PositiveInt, Probability, UnitFloat, check_sizes
 from polyformer.core.sequence.context import Context
-from polyformer.models.architectures.checks import check_mask, check_state
+from polyformer.models.architectures.arguments import check_mask, check_state
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
 from polyformer.models.outputs import TrajectoryState

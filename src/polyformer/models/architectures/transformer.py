@@ -21,8 +21,9 @@ from polyformer.models.architectures.arguments import (
     DecoderInputs,
     Labels,
     OutputOptions,
+    check_same_source,
+    refuse,
 )
-from polyformer.models.architectures.checks import check_same_source, refuse
 from polyformer.models.architectures.context_parallel import mean_loss_over_group
 from polyformer.models.architectures.exit_loss import ExitLoss
 from polyformer.models.architectures.freezing import freeze_pretrained_parameters

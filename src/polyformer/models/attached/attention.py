@@ -20,9 +20,15 @@ from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.bounded import BOUNDED, BoundedLayer, check_terms, described
 from polyformer.models.attached.layer import Attached, attached
-from polyformer.models.attached.mask import Description, Mask, positions_in_documents
+from polyformer.models.attached.mask import (
+    Description,
+    Mask,
+    Table,
+    add_bias,
+    positions_in_documents,
+    split_mask,
+)
 from polyformer.models.attached.mask_functions import combine
-from polyformer.models.attached.mask_tensors import Table, add_bias, split_mask
 from polyformer.models.packed_sequences import packed_sequences
 from polyformer.nn.cache import CacheCall
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.core.files import folder_for_files, tied_names, write_json, write_tensors
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.label_names import hub_labels, known_labels
-from polyformer.models.architectures.pretrained import CONFIG, write_generation
+from polyformer.models.architectures.pretrained import CONFIG, hub_labels, known_labels, write_generation
 from polyformer.models.checkpoints.config_mapping import differences
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.preprocessor import write_preprocessor

@@ -10,7 +10,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context, positions_from_mask
 from polyformer.models.architectures import Transformer
-from polyformer.models.generation.fixed_state import FixedTokens
+from polyformer.models.generation.fixed_step import FixedTokens
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.export.decoder import JoinedCache, check_decoder
-from polyformer.models.generation.fixed_state import FixedTokens
+from polyformer.models.generation.fixed_step import FixedTokens
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState, MultiHeadAttention, Stack
 from polyformer.nn.stack.multihead import ProjectedSource

@@ -6,19 +6,127 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from polyformer.attention.functional.backends.blocks import graph_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
-from polyformer.core.files import atomic_write, folder_for_files, writing
+from polyformer.core.files import atomic_write, folder_for_files, write_json, writing
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.pretrained import CONFIG, hub_labels, label_names, write_generation
+from polyformer.models.checkpoints.save import find_family
 from polyformer.models.export.decoder import DecoderGraph
 from polyformer.models.export.encoder_decoder import SourceGraph, TargetGraph
-from polyformer.models.export.pair import PairGraph
-from polyformer.models.export.text import TextGraph
+
+
+def write_description(model: Transformer, folder: Path, longest: int) -> None:
+    """Write config.json, and generation_config.json if the model has generation settings.
+
+    config.json has the fields of transformers, if the model belongs to a public family; otherwise only
+    model_type, `id2label`, `label2id`, max_position_embeddings and the special tokens. An encoder-decoder
+    always has its special tokens and is_encoder_decoder.
+    """
+    try:
+        _, fields, _ = find_family(model.config)
+    except InputError:
+        fields = {"model_type": "polyformer", "max_position_embeddings": longest, **_special_tokens(model)}
+    described: dict[str, Any] = dict(fields)
+    if model.encoder is not None and model.decoder is not None:
+        described = {**_special_tokens(model), **described, "is_encoder_decoder": True}
+    if hasattr(model.config.head, "num_labels"):
+        described |= hub_labels(label_names(model))
+    write_json(folder / CONFIG, described)
+    write_generation(model, folder)
+
+
+def _special_tokens(model: Transformer) -> dict[str, int]:
+    """Return the special tokens that the model has, with transformers' names."""
+    special, both = model.config.special, model.encoder is not None and model.decoder is not None
+    start = "decoder_start_token_id" if both else "bos_token_id"
+    named = {"pad_token_id": special.pad, start: special.bos, "eos_token_id": special.eos}
+    return {name: token for name, token in named.items() if token is not None}
+
+
+class TextGraph(nn.Module):
+    """An encoder, or a decoder without a cache, for `torch.export`.
+
+    inputs: token ids and an attention mask [B, T], and token types [B, T] if the model has several. outputs:
+    the predictions of the head, and the last hidden states [B, T, E].
+    """
+
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+        stack = model.encoder or model.decoder
+        assert stack is not None
+        self.layers = tuple(map(str, range(len(stack.sequence))))
+        types = ["token_type_ids"] if model.config.embedding.type_vocab_size > 1 else []
+        self.inputs = "input_ids", "attention_mask", *types
+        predictions = ["logits", "sentence_logits"] if model.head.predicts_sentence else ["logits"]
+        self.outputs = *predictions, "last_hidden_state"
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the predictions and the last hidden states."""
+        output = self.model(input_ids, attention_mask, token_type_ids=token_type_ids)
+        predictions = output.predictions()
+        every = predictions if isinstance(predictions, tuple) else (predictions,)
+        return *every, output.last_hidden_state
+
+    def example(self, longest: int) -> tuple[Tensor, ...]:
+        """Return inputs of two rows, with more tokens than a block of attention if possible."""
+        shape, device = (2, min(301, longest)), next(self.model.parameters()).device
+        return tuple(torch.ones(shape, dtype=torch.long, device=device) for _ in self.inputs)
+
+    def axes(self) -> dict[str, Any]:
+        """Return the names of the axes that have any size, by argument of `forward`."""
+        return {name: {0: "batch", 1: "length"} for name in self.inputs}
+
+
+class PairGraph(nn.Module):
+    """An encoder-decoder without a cache for `torch.export`.
+
+    inputs: token ids and an attention mask [B, S] of the source, and token ids [B, U] of the target without
+    padding before it; a head that does not predict tokens reads the source as target. outputs: the
+    predictions of the head, and the last hidden states of the decoder.
+    """
+
+    def __init__(self, model: Transformer):
+        super().__init__()
+        assert model.encoder is not None
+        assert model.decoder is not None
+        self.model = model
+        target = ["decoder_input_ids"] if model.head.predicts_next else []
+        self.inputs = "input_ids", "attention_mask", *target
+        self.outputs = "logits", "last_hidden_state"
+        own = [f"{layer}" for layer in range(len(model.decoder.sequence))]
+        encoder = [f"{layer} (encoder)" for layer in range(len(model.encoder.sequence))]
+        self.layers = *encoder, *(name for layer in own for name in (layer, f"{layer} (of the source)"))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the predictions and the last hidden states."""
+        output = self.model(input_ids, attention_mask, decoder_input_ids=decoder_input_ids)
+        return output.logits, output.last_hidden_state
+
+    def example(self, longest: int) -> tuple[Tensor, ...]:
+        """Return inputs of two rows, with more tokens than a block of attention if possible."""
+        device = next(self.model.parameters()).device
+        lengths = min(301, longest), min(301, longest), min(300, longest)
+        return tuple(torch.ones(2, length, dtype=torch.long, device=device) for length in lengths)[
+            : len(self.inputs)
+        ]
+
+    def axes(self) -> dict[str, Any]:
+        """Return the names of the axes that have any size, by argument of `forward`."""
+        names = {"input_ids": "source", "attention_mask": "source", "decoder_input_ids": "length"}
+        return {name: {0: "batch", 1: names[name]} for name in self.inputs}
+
 
 UNLIMITED = 1 << 20
 """The most tokens of a text in the graph of a model that reads texts of any length."""

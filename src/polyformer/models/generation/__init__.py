@@ -11,13 +11,16 @@ from polyformer.models.generation.config import (
     WholeLengthConfig,
 )
 from polyformer.models.generation.constraints import ConstraintConfig
-from polyformer.models.generation.continued_text import ContinuedText, Decode
 from polyformer.models.generation.decoder import Mixture, Retrieval
-from polyformer.models.generation.draft import Draft
-from polyformer.models.generation.drafter import Drafter, Drafts
 from polyformer.models.generation.generate import generate
-from polyformer.models.generation.results import DraftStatistics, Generated
-from polyformer.models.generation.streaming import TextStreamer
+from polyformer.models.generation.results import (
+    ContinuedText,
+    Decode,
+    DraftStatistics,
+    Generated,
+    TextStreamer,
+)
+from polyformer.models.generation.speculation import Draft, Drafter, Drafts
 
 __all__ = [
     "BeamConfig",

@@ -26,10 +26,9 @@ from torch import Tensor
 
 from polyformer.models.generation.config import BeamConfig
 from polyformer.models.generation.decoder import Decoder, DecodingStart, DecodingState
-from polyformer.models.generation.processors import process
+from polyformer.models.generation.processors import blockwise_topk, process
 from polyformer.models.generation.results import SearchResult
 from polyformer.models.generation.search import SearchSettings
-from polyformer.models.generation.topk import blockwise_topk
 
 
 class FinishedTexts:

@@ -10,9 +10,7 @@ from torch import Tensor
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, caution
 from polyformer.models.generation.beam_search import beam_search
-from polyformer.models.generation.config import GenerationConfig
-from polyformer.models.generation.continued_text import Decode
-from polyformer.models.generation.contrastive_search import contrastive_search
+from polyformer.models.generation.config import GenerationConfig, with_settings
 from polyformer.models.generation.decoder import (
     Decoder,
     GenerativeModel,
@@ -23,15 +21,18 @@ from polyformer.models.generation.decoder import (
     prompt_or_start_token,
 )
 from polyformer.models.generation.dola import Dola, candidate_layers
-from polyformer.models.generation.draft import Draft, check_draft, make_drafter
-from polyformer.models.generation.processors import processors
-from polyformer.models.generation.results import DraftStatistics, Generated, SearchResult, without_padding
-from polyformer.models.generation.search import SearchSettings, sampler, search
-from polyformer.models.generation.setting_names import with_settings
-from polyformer.models.generation.speculation import Speculator
-from polyformer.models.generation.stopping import Stopping
-from polyformer.models.generation.streaming import TextStreamer
-from polyformer.models.generation.topk import blockwise_argmax
+from polyformer.models.generation.processors import blockwise_argmax, processors
+from polyformer.models.generation.results import (
+    Decode,
+    DraftStatistics,
+    Generated,
+    SearchResult,
+    Stopping,
+    TextStreamer,
+    without_padding,
+)
+from polyformer.models.generation.search import SearchSettings, contrastive_search, sampler, search
+from polyformer.models.generation.speculation import Draft, Speculator, check_draft, make_drafter
 
 # Optional inputs per token of a prompt or source.
 INPUTS = (

@@ -5,7 +5,7 @@ observations and the number of actions.
 """
 
 from polyformer.models.architectures import PolicyConfig
-from polyformer.models.architectures.policy_trunks import (
+from polyformer.models.architectures.policy import (
     DecoderTrunkConfig,
     FeedForwardTrunkConfig,
     LSTMTrunkConfig,

@@ -11,17 +11,17 @@ from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.cache import PolyformerCache
 from polyformer.models.transformers.config import PolyformerConfig
 from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
-from polyformer.models.transformers.question_answering import PolyformerForQuestionAnswering
 from polyformer.models.transformers.registration import wrap
 from polyformer.models.transformers.tasks import (
+    PolyformerDecisionTransformer,
     PolyformerDoubleHeadsModel,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
+    PolyformerForQuestionAnswering,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )
-from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
 
 __all__ = [
     "PolyformerCache",

@@ -18,8 +18,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import OutputOptions
 from polyformer.models.architectures.model_card import CARD, write_card
 from polyformer.models.outputs import ModelOutput, ModelState
-from polyformer.models.transformers.borrowed_cache import as_polyformer_cache
-from polyformer.models.transformers.cache import PolyformerCache, supports_kv_cache
+from polyformer.models.transformers.cache import PolyformerCache, as_polyformer_cache, supports_kv_cache
 from polyformer.models.transformers.config import TRAJECTORY, PolyformerConfig
 from polyformer.models.transformers.inputs import (
     OTHER_TEXT_INPUTS,
@@ -30,8 +29,13 @@ from polyformer.models.transformers.inputs import (
     accepts_text,
     resolve_text_inputs,
 )
-from polyformer.models.transformers.offload import shared_weights_loaded
-from polyformer.models.transformers.saved_folder import auto_map, card_of, push, write_module
+from polyformer.models.transformers.saved_folder import (
+    auto_map,
+    card_of,
+    push,
+    shared_weights_loaded,
+    write_module,
+)
 from polyformer.models.transformers.vocabulary import (
     check_resizable,
     output_matrix,

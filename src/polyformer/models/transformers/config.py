@@ -6,7 +6,7 @@ import transformers
 
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryConfig
-from polyformer.models.architectures.label_names import known_labels
+from polyformer.models.architectures.pretrained import known_labels
 from polyformer.models.config import ModelConfig
 
 # Our names for the kinds of labels, and the names in transformers.

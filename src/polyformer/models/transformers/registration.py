@@ -12,16 +12,16 @@ from polyformer.models.architectures import TrajectoryTransformer, Transformer
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.config import PolyformerConfig, config_of
 from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
-from polyformer.models.transformers.question_answering import PolyformerForQuestionAnswering
 from polyformer.models.transformers.tasks import (
+    PolyformerDecisionTransformer,
     PolyformerDoubleHeadsModel,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
+    PolyformerForQuestionAnswering,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )
-from polyformer.models.transformers.trajectories import PolyformerDecisionTransformer
 
 # The class for each kind of head; for a language model it depends on its stacks.
 BY_HEAD: dict[str, type[PolyformerModel]] = {

@@ -1,18 +1,28 @@
-"""The saved folder of a wrapped model: its module and card, and its upload to the hub.
+"""The saved folder of a wrapped model, and weights that stay in a folder until a call.
 
 config.json names, for each Auto class, a class of a module in the folder (`auto_map`), which transformers
 imports with `trust_remote_code=True`. So `AutoModel` loads the folder if polyformer is installed but not
 imported. The module contains only one import: the code is in the package.
+
+Weights that accelerate offloads (`cpu_offload`, a device map with "disk") are loaded for a call: accelerate
+loads a module's weights when the module is called and drops them afterwards. Some of our weights are read by
+other modules: the token table by the head, a position scheme by attention. These stay loaded while the model
+runs; linear layers, norms and convolutions, which have nearly all weights, are loaded individually.
 """
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from polyformer.core.files import atomic_write
+from polyformer.core.ops.linear import Linear
 from polyformer.models.architectures.model_card import CARD, Card, is_generated
-from polyformer.models.architectures.training_record import TrainingRecord
+from polyformer.models.architectures.pretrained import TrainingRecord
 
 MODULE = "modeling_polyformer"
 
@@ -125,3 +135,39 @@ def _user_card(path: Path | None) -> str | None:
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
     return None if is_generated(text) else text
+
+
+# Modules with weights that no other module reads, unless they are part of `READ`.
+CALLED = (Linear, nn.LayerNorm, nn.Conv1d)
+
+# Parts of a model with weights that other modules read.
+READ = ("tokens", "decoder_tokens", "head", "encoder.position", "decoder.position")
+
+
+@contextlib.contextmanager
+def shared_weights_loaded(model: nn.Module) -> Iterator[None]:
+    """Keep all weights of `model` that other modules read loaded within the context."""
+    hooks: list[tuple[Any, Any]] = [(module, module._hf_hook) for module in _modules_to_load(model)]
+    forwards = [(module, module.forward) for module, _ in hooks]
+    for module, hook in hooks:
+        hook.pre_forward(module)
+        module.forward = module._old_forward  # its own hook would drop the weights after a call
+    try:
+        yield
+    finally:
+        for module, forward in forwards:
+            module.forward = forward
+        for module, hook in hooks:
+            hook.post_forward(module, None)
+
+
+def _modules_to_load(model: nn.Module) -> list[nn.Module]:
+    """Return the modules to keep loaded, among the modules with a hook of accelerate."""
+    if not any("_hf_hook" in vars(module) for module in model.modules()):
+        return []
+    return [
+        module
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "_hf_hook", None), "offload", False)
+        and (not isinstance(module, CALLED) or name.startswith(READ) or ".router" in name)
+    ]

@@ -1,21 +1,41 @@
-"""Wrapped models for tasks without generation: one class for each kind of head."""
+"""Wrapped models for tasks without generation: one class for each kind of head.
+
+For question answering transformers counts padded positions among the possible starts and ends of an answer,
+so its loss and gradients depend on the model's outputs at padding. The wrapper therefore computes padding too
+(`Transformer.unpads`), and leaves it at the same positions as transformers. docs/design/models.md lists the
+remaining differences.
+"""
 
 import dataclasses
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers import modeling_outputs as outputs
 from transformers.models.albert.modeling_albert import AlbertForPreTrainingOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
+from transformers.models.decision_transformer.modeling_decision_transformer import DecisionTransformerOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2DoubleHeadsModelOutput
 from transformers.models.openai.modeling_openai import OpenAIGPTDoubleHeadsModelOutput
 
+from polyformer.attention.positions.added import Learned
 from polyformer.core.errors import InputError
+from polyformer.models.architectures import TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.outputs import ModelOutput
-from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.inputs import OTHER_TEXT_INPUTS, TEXT, Arguments, accepts_text
-from polyformer.nn.heads.problem_types import mean_cross_entropy
+from polyformer.models.transformers.base import OUTPUT_OPTIONS, PolyformerModel
+from polyformer.models.transformers.config import PolyformerConfig
+from polyformer.models.transformers.inputs import (
+    OFFSET,
+    OTHER_TEXT_INPUTS,
+    OUTPUT_ARGUMENTS,
+    TEXT,
+    Arguments,
+    accepts,
+    accepts_text,
+)
+from polyformer.models.transformers.saved_folder import shared_weights_loaded
+from polyformer.nn.heads.classification import mean_cross_entropy
 
 
 class Labelled(PolyformerModel):
@@ -163,3 +183,149 @@ class PolyformerForPreTraining(Labelled):
         if not self.model.head.predicts_sentence and arguments.get("attention_mask") is not None:
             chosen &= arguments["attention_mask"].bool()  # replaced tokens are counted among real tokens
         return chosen.sum()
+
+
+# Families with zero hidden states at padding.
+ZEROED = ("xlm",)
+
+# Families in which padded tokens attend to no token.
+BLIND = ("longformer",)
+
+# Families in which the embedding of the padding token has gradients, like any other.
+LEARN_PADDING = ("gpt2", "gptj", "gpt_neo", "t5")
+
+
+class PolyformerForQuestionAnswering(PolyformerModel):
+    """A question-answering model: start and end of the answer.
+
+    A position outside the text does not count in the loss, as in transformers.
+    """
+
+    result = outputs.QuestionAnsweringModelOutput
+    both_result = outputs.Seq2SeqQuestionAnsweringModelOutput
+
+    @accepts_text("start_positions", "end_positions", source=True)
+    def forward(self, arguments: Arguments) -> Any:
+        """Return the result of transformers' models for this task; the arguments are the same."""
+        places = [arguments.pop(name, None) for name in ("start_positions", "end_positions")]
+        if all(position is not None for position in places):
+            arguments["answers"] = places
+            arguments.setdefault("use_cache", False)
+        arguments.pop("num_items_in_batch", None)  # transformers also takes the mean per microbatch
+        return self._run(arguments)
+
+    def _call(self, arguments: Arguments) -> tuple[ModelOutput, Arguments]:
+        answers = arguments.pop("answers", None)
+        # Padding must be computed, see the module.
+        self.model.unpads = False
+        mask = arguments.get("attention_mask")
+        self._resolve_question(arguments)
+        origin = self.model.config.origin
+        family = "" if origin is None else origin.model_type
+        if family:
+            self._resolve_padding(arguments, family)
+        result = self.model(**arguments)
+        hidden = result.last_hidden_state
+        if family in ZEROED and mask is not None:
+            hidden = hidden.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+        start, end = self.model.head.logits(hidden, arguments.get("input_ids")).unbind(-1)
+        if answers is not None:
+            loss = (_loss(start, answers[0]) + _loss(end, answers[1])) / 2
+            result = dataclasses.replace(result, loss=loss)
+        return result, {"start_logits": start, "end_logits": end}
+
+    def _resolve_question(self, arguments: Arguments) -> None:
+        """Set token types if the head knows the question's end and none are given: 1 after the question."""
+        end, ids = getattr(self.model.config.head, "question_end", None), arguments.get("input_ids")
+        if end is None or ids is None or "token_type_ids" in arguments:
+            return
+        ends = ids == end
+        question = (ends.cumsum(1) - ends.long() == 0) & ends.any(1, keepdim=True)
+        question[:, 0] = True
+        arguments["token_type_ids"] = (~question).long()
+
+    def _resolve_padding(self, arguments: Arguments, family: str) -> None:
+        """Set positions and the attention of padding as in transformers' `family`."""
+        ids, mask, pad = arguments.get("input_ids"), arguments.get("attention_mask"), self.config.pad_token_id
+        if pad is not None and family not in LEARN_PADDING:
+            # Torch then gives this row no gradient, as in transformers.
+            self.model.tokens.padding_idx = pad
+        unwritten = not {"decoder_input_ids", "decoder_inputs_embeds"} & arguments.keys()
+        if self.config.is_encoder_decoder and ids is not None and unwritten:
+            arguments["decoder_input_ids"] = self.model.shifted_right(ids, None)
+        text = arguments.get("inputs_embeds") if ids is None else ids
+        if text is None:
+            return
+        rows, length = text.shape[:2]
+        past = 0 if arguments.get("state") is None else arguments["state"].tokens.seen
+        places = torch.arange(past, past + length, device=text.device).expand(rows, length)
+        if "position_ids" not in arguments and (mask is not None or family in OFFSET):
+            arguments["position_ids"] = places
+            if family in OFFSET and ids is not None and pad is not None:
+                self._behind_padding(arguments, ids != pad)
+        if family in BLIND and mask is not None and "document_ids" not in arguments:
+            edges = (mask.diff(dim=1, prepend=mask[:, :1]) != 0).cumsum(1)
+            if int(edges.max()) == 1:  # padding is a separate document, and its keys are not valid either
+                arguments["document_ids"] = edges
+
+    def _behind_padding(self, arguments: Arguments, real: Tensor) -> None:
+        """Set positions of `real` tokens [B, T], counted from 0, and -1 at padding: the row of the table
+        before all others, which has no gradient. If the mask differs from the padding in the ids, the model
+        sets the positions.
+        """
+        mask = arguments.get("attention_mask")
+        if mask is None or bool((mask.bool() & ~real).any()):
+            del arguments["position_ids"]
+            return
+        scheme = self.model.encoder.position
+        if isinstance(scheme, Learned) and scheme.offset:
+            table: Any = scheme.tables[0]
+            table.padding_idx = scheme.offset - 1
+        arguments["position_ids"] = real.cumsum(1).masked_fill(~real, 0) - 1
+
+
+def _loss(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the mean loss of logits [B, T], with padding, at the positions [B] or [B, 1] in the text."""
+    length = logits.shape[1]
+    # Positions beyond the text become the ignored index.
+    goals = places.flatten().clamp(0, length).to(logits.device)
+    return F.cross_entropy(logits, goals, ignore_index=length)
+
+
+class PolyformerDecisionTransformer(PolyformerModel):
+    """A Decision Transformer, which reads returns, states and actions and predicts the next of each."""
+
+    main_input_name = "states"
+
+    def _build(self, config: PolyformerConfig) -> nn.Module:
+        resolve = config.resolve()
+        assert isinstance(resolve, TrajectoryConfig)
+        return TrajectoryTransformer(resolve)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Raise `InputError`: there is no token table."""
+        raise InputError("get_input_embeddings: a Decision Transformer has no tokens")
+
+    @accepts(
+        "states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask", *OUTPUT_ARGUMENTS
+    )
+    def forward(self, arguments: Arguments) -> Any:
+        """Return the result of transformers' model; the same arguments, without use of `rewards`."""
+        as_dict = arguments.pop("return_dict", self.config.return_dict)
+        arguments.pop("rewards", None)
+        for name in OUTPUT_OPTIONS:
+            arguments[name] = bool(arguments.get(name, getattr(self.config, name, False)))
+        with shared_weights_loaded(self.model):
+            result = self.model(**arguments)
+        output = DecisionTransformerOutput(
+            state_preds=result.states,
+            action_preds=result.actions,
+            return_preds=result.returns,
+            last_hidden_state=result.last_hidden_state,
+            hidden_states=result.hidden_states,
+            attentions=result.attentions,
+        )
+        return output if as_dict is not False else output.to_tuple()
+
+
+PolyformerModel.for_trajectories = PolyformerDecisionTransformer

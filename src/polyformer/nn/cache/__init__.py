@@ -2,10 +2,7 @@
 
 from polyformer.core.registry import import_modules
 from polyformer.nn.cache.base import CacheCall, CachePolicy, CompressedCache, DroppingPolicy
-from polyformer.nn.cache.expected import ExpectedAttention
-from polyformer.nn.cache.h2o import H2O
-from polyformer.nn.cache.int8 import Int8Policy
-from polyformer.nn.cache.snapkv import SnapKV
+from polyformer.nn.cache.policies import H2O, ExpectedAttention, Int8Policy, SnapKV
 
 __all__ = [
     "H2O",

@@ -1,13 +1,18 @@
 """The interface of adaptive depth: policies for the number of layers that a token goes through.
 
+The interface of adaptive depth: policies for the number of layers that a token goes through.
+
 After each layer a policy decides which tokens halt. A halted token leaves the computation: its state is
 copied to every later layer, where the other tokens attend to keys and values from this state. This is the
 same in a single pass over a text and in generation of single tokens, in an encoder and in a decoder, and a
 cache has the keys of every layer.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,9 +20,51 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
 from polyformer.core.config import Config
+from polyformer.core.instrumentation import Recorder
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.nn.depth.recording import record_depths
+
+_depths: Recorder[Tensor] = Recorder("depths")
+_states: Recorder[list[Tensor]] = Recorder("states")
+_full: contextvars.ContextVar[bool] = contextvars.ContextVar("full_depth", default=False)
+
+
+def recorded_depths() -> AbstractContextManager[list[Tensor]]:
+    """Collect the number of layers of each token, [B, T] for every call of a stack; 0 for padding."""
+    return _depths.collect()
+
+
+def record_depths(depths: Tensor) -> None:
+    """Pass the `depths` [B, T] of a call to active recordings."""
+    _depths.record(depths.detach())
+
+
+@contextlib.contextmanager
+def full_depth(full: bool = True) -> Iterator[None]:
+    """Disable early exits of tokens inside `with`."""
+    token = _full.set(full)
+    try:
+        yield
+    finally:
+        _full.reset(token)
+
+
+def is_full_depth() -> bool:
+    """Return whether early exits are disabled."""
+    return not torch.compiler.is_compiling() and _full.get()
+
+
+@contextlib.contextmanager
+def recorded_states() -> Iterator[list[list[Tensor]]]:
+    """Collect the states [B, T, E] after every exit's layer and after the last layer (before the final norm),
+    in a list for each call of a stack with exits inside `with`. Early exits are disabled there."""
+    with full_depth(), _states.collect() as records:
+        yield records
+
+
+def state_records() -> list[list[Tensor]] | None:
+    """Return the states that were recorded so far; None without a recording."""
+    return _states.records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,3 +255,14 @@ def _none_if_all(active: Active) -> Active | None:
     """Return `active`, or None if all tokens are active."""
     # Without halted tokens, layers run on [B, T, E] and need no gather.
     return None if len(active) == active.mask.numel() else active
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedConfig(DepthConfig):
+    """Fixed depth: every token goes through every layer."""
+
+    kind: ClassVar[str] = "fixed"
+
+    def build(self, shape: Shape, norm: NormConfig | None) -> None:
+        """Return None."""
+        return

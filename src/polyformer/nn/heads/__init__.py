@@ -3,16 +3,22 @@
 from polyformer.core.registry import import_modules
 from polyformer.nn.heads.adaptive import AdaptiveSoftmaxConfig
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
-from polyformer.nn.heads.choose import ChooseConfig
-from polyformer.nn.heads.classification import ClassifyConfig, SpanConfig, TagConfig
-from polyformer.nn.heads.detection import DetectConfig
-from polyformer.nn.heads.distilled import DistilledConfig
+from polyformer.nn.heads.classification import (
+    ChooseConfig,
+    ClassifyConfig,
+    DistilledConfig,
+    SpanConfig,
+    TagConfig,
+)
 from polyformer.nn.heads.embed import EmbedConfig
-from polyformer.nn.heads.masked import EnhancedMaskedConfig, MaskedConfig
-from polyformer.nn.heads.pretraining import PretrainingConfig
-from polyformer.nn.heads.semiparametric import SemiparametricConfig
+from polyformer.nn.heads.pretraining import (
+    DetectConfig,
+    EnhancedMaskedConfig,
+    MaskedConfig,
+    PretrainingConfig,
+)
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig
-from polyformer.nn.heads.vocabulary import LanguageModelConfig
+from polyformer.nn.heads.vocabulary import LanguageModelConfig, SemiparametricConfig
 
 __all__ = [
     "AdaptiveSoftmaxConfig",

@@ -1,20 +1,95 @@
-"""Heads with a fixed set of labels: for a sequence, for every token, or for a span."""
+"""Heads with a fixed set of labels: for a text, a token or a span, or for one of several texts.
+
+What the labels of a text are, one class, several, or numbers, and the loss of each.
+
+| problem      | labels                          | loss, the mean over                                   |
+|--------------|---------------------------------|-------------------------------------------------------|
+| single_label | [...] classes, -100 for none    | labelled items, of -log softmax(logits)[label]        |
+| multi_label  | [..., n], 1 for each that holds | items and labels, of the binary cross-entropy         |
+| regression   | [..., n] numbers, or [...] of 1 | items and numbers, of (logit - label)^2               |
+
+Multiple choice: a score for each of several texts, among which one answers a question.
+
+    p(c) = softmax_c(score(text_c))
+
+Each choice is appended to the question, and the resulting texts are scored independently. Radford
+et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
+
+Two classifiers, for the class token and the distillation token. Touvron et al. 2021 (DeiT), section 4.
+
+    c = W_c h_0 + b_c    d = W_d h_1 + b_d    logits = (c + d) / 2    loss = (loss of c + loss of d) / 2
+
+The paper trains the second classifier on a teacher's predictions. Here both get the same labels.
+"""
 
 import dataclasses
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
+from polyformer.core.host_values import bounds, check_labels
 from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
-from polyformer.nn.heads.problem_types import Problem, label_loss, mean_cross_entropy, random_labels
 from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
+
+Problem = Literal["single_label", "multi_label", "regression"]
+
+
+def label_loss(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of logits [..., n]. Without a `problem`, a single logit is a number, and floating-point
+    labels are for several labels that can hold at once."""
+    if problem is None:
+        problem_of_floats = "multi_label" if labels.is_floating_point() else "single_label"
+        problem = "regression" if logits.shape[-1] == 1 else problem_of_floats
+    if problem == "single_label":
+        return mean_cross_entropy(logits, labels)
+    # Labels [...] of a single number become [..., 1], as the logits.
+    if logits.shape[-1] == 1 and labels.shape == logits.shape[:-1]:
+        labels = labels.unsqueeze(-1)
+    if labels.shape != logits.shape:
+        raise InputError(
+            f"labels: expected the shape {tuple(logits.shape)} of a problem {quote(problem)}, "
+            f"got {tuple(labels.shape)}"
+        )
+    targets = labels.to(logits.dtype)
+    if problem == "regression":
+        return F.mse_loss(logits, targets)
+    _check_binary_labels(labels)
+    return F.binary_cross_entropy_with_logits(logits, targets)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the mean over the labels that are not -100, 0 if there is none; logits [..., classes]."""
+    check_labels(labels, logits.shape[:-1], logits.shape[-1])
+    rows, places = logits.flatten(0, -2), labels.flatten()
+    total = F.cross_entropy(rows, places, reduction="sum", label_smoothing=smoothing)
+    return total / (labels != -100).sum().clamp_min(1)
+
+
+def random_labels(problem: str | None, rows: int, num_labels: int) -> Tensor:
+    """Return labels for texts: classes [rows], or ones and zeros or numbers [rows, num_labels]."""
+    if problem == "multi_label":
+        return torch.randint(2, (rows, num_labels))
+    if problem == "regression" or (problem is None and num_labels == 1):
+        return torch.randn(rows, num_labels)
+    return torch.randint(num_labels, (rows,))
+
+
+def _check_binary_labels(labels: Tensor) -> None:
+    """Raise `InputError` for labels outside [0, 1], if the host knows their values."""
+    if (known := bounds(labels)) is None:
+        return
+    low, high = known
+    if low < 0 or high > 1:
+        raise InputError(f"labels: expected 0 or 1 for each of several labels, got {low:g} to {high:g}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,3 +326,136 @@ class Span(Head):
             # Padding cannot be the start or the end of an answer.
             logits = logits.masked_fill(~inputs.mask.unsqueeze(-1), -torch.inf)
         return None if labels is None else mean_cross_entropy(logits.transpose(1, 2), labels), lambda: logits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChooseConfig(HeadConfig):
+    """Multiple-choice head: a softmax over the scores of several texts.
+
+    `text`: the head with a single logit, 'classify', that scores a text.
+
+    `separator`: the token that occurs twice between question and choice; all tokens of the choice are global
+    if the caller marks none, as in Longformer.
+    """
+
+    text: HeadConfig = dataclasses.field(
+        default_factory=partial(HeadConfig.from_dict, "classify(num_labels=1)")
+    )
+    separator: int | None = None
+
+    kind: ClassVar[str] = "choose"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 4.4"
+
+    def __post_init__(self) -> None:
+        labels = getattr(self.text, "num_labels", None) if self.text.kind == "classify" else None
+        if labels != 1:
+            got = self.text.kind if labels is None else f"{labels} labels"
+            raise InputError(f"text: expected the head 'classify' with num_labels=1, a score, got {got}")
+
+    def reusable_modules(self) -> dict[str, str]:
+        """Return the parts of the head that scores."""
+        modules = self.text.reusable_modules()
+        return {name: ".".join(filter(None, ("text", path))) for name, path in modules.items()}
+
+    def global_attention_mask(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return 1 after the first separator and the next token; 0 in rows without a separator."""
+        if self.separator is None:
+            return None
+        # True from the first separator on.
+        after_separator = (ids == self.separator).cumsum(1) > 0
+        # Shifted by two tokens, past both separators.
+        in_choice = F.pad(after_separator, (2, 0))[:, : ids.shape[1]].long()
+        return in_choice if mask is None else in_choice * mask
+
+    def build(self, shape: HeadShape) -> "Choose":
+        """Return the head with the head that scores, for the same model."""
+        return Choose(self, shape)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return the answer [1] of a question with all rows as its choices; [0] without rows."""
+        return torch.randint(max(rows, 1), (min(rows, 1),))
+
+
+class Choose(Head):
+    """A head with labels [B] in 0..C-1, or -100; predictions [B, C], -inf for choices without tokens."""
+
+    reads_choices = True
+
+    def __init__(self, config: ChooseConfig, shape: HeadShape):
+        super().__init__()
+        self.text = config.text.build(shape)
+        self.supports_vocabulary_parallel = self.text.supports_vocabulary_parallel
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
+        """Score texts [B C, T, E] in the order of their questions; without `choices` of one question."""
+        _, logits = self.text(inputs, None)
+        rows = len(inputs.hidden)
+        choices = max(rows, 1) if inputs.choices is None else inputs.choices
+        scores = logits().view(rows // choices, choices)
+        if inputs.mask is not None:
+            # A choice of padding only fills up a question with fewer choices.
+            scores = scores.masked_fill(~inputs.mask.any(1).view_as(scores), -torch.inf)
+        return None if labels is None else mean_cross_entropy(scores, labels), lambda: scores
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistilledConfig(HeadConfig):
+    """Distilled classifier: the mean of two classifiers, as in DeiT.
+
+    The classifiers read a text's or image's first two tokens; `problem` as for the head `classify`.
+    """
+
+    num_labels: PositiveInt = 2
+    dropout: Probability = 0.0
+    problem: Problem | None = None
+
+    kind: ClassVar[str] = "distilled"
+    paper: ClassVar[str] = "Touvron et al. 2021 (DeiT), section 4"
+    pooling: ClassVar[str] = "first"
+
+    def build(self, shape: HeadShape) -> "Distilled":
+        return Distilled(shape.hidden_size, self)
+
+    def example_labels(self, rows: int, length: int, vocab_size: int) -> Tensor:
+        """Return labels as for the head `classify`."""
+        return random_labels(self.problem, rows, self.num_labels)
+
+
+class Distilled(Head):
+    """A head with labels as for the head `classify`; predictions [B, num_labels]."""
+
+    supports_vocabulary_parallel = True
+
+    def __init__(self, hidden_size: int, config: DistilledConfig):
+        super().__init__()
+        self.problem = config.problem
+        self.dropout = Dropout(config.dropout)
+        self.output = Linear(hidden_size, config.num_labels)
+        self.distilled = Linear(hidden_size, config.num_labels)
+
+    def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
+        """Return the mean of both losses and the mean of both logits.
+
+        They are computed from the first two real tokens; for a text with a single token, twice from this
+        token.
+        """
+        # The distillation token comes second, after the class token.
+        second = _without_first(inputs.hidden, inputs.mask)
+        pooled = pool(inputs.hidden, inputs.mask, "first"), pool(inputs.hidden, second, "first")
+        scores = [layer(self.dropout(vector)) for layer, vector in zip((self.output, self.distilled), pooled)]
+        logits = (scores[0] + scores[1]) / 2
+        if labels is None:
+            return None, lambda: logits
+        losses = [label_loss(self.problem, score, labels) for score in scores]
+        return (losses[0] + losses[1]) / 2, lambda: logits
+
+    def divide_logits(self, temperature: float) -> bool:
+        """Divide both classifiers by the temperature."""
+        return divide_layers(temperature, self.output, self.distilled)
+
+
+def _without_first(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which tokens [B, T] are real and not the first, or the only one of their text."""
+    valid = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+    later = valid & (valid.cumsum(1) > 1)
+    return torch.where(later.any(1, keepdim=True), later, valid)

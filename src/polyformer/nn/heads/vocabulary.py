@@ -1,17 +1,36 @@
-"""The base classes of heads that predict tokens, and the language-model head for the next token."""
+"""Heads that predict tokens: the base classes, the language model for the next token, and SPALM.
+
+A language model that uses the tokens that followed similar contexts in a text: SPALM.
+
+    m_t = sum_i softmax_i(w_i . h_t) w_i          w_i: the vectors of the neighbours' tokens, rows of W
+    g_t = sigmoid(w_g . h_t)
+    z_t = (1 - g_t) m_t + g_t h_t
+    p(next | text) = softmax(W z_t)               W: the token table, tied
+
+The neighbours of token t are the tokens that followed the k contexts in a datastore that are nearest to the
+context of t. A frozen model finds them (`polyformer.applications.retrieval.neighbours`), and with `memory:
+recurrent` the decoder is the paper's. Gradients reach h, w_g and W, also through the w_i. The distances of
+the neighbours are not used. A missing neighbour (-1) is left out of the softmax, and if all are missing z_t =
+h_t: the model without a datastore is a plain language model. Yogatama et al. 2021, section 3.
+
+Cost: k rows of W for each token, O(k E) operations and memory.
+"""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8 import Int8Weight, as_matrix, matrix_product
+from polyformer.core.ops.linear import Linear
+from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveFloat, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
-from polyformer.nn.heads.problem_types import mean_cross_entropy
+from polyformer.nn.heads.classification import mean_cross_entropy
 from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
 
@@ -161,3 +180,52 @@ class LanguageModelHead(VocabularyHead):
         """Return h after the optional `transform`, times the factors of the logits."""
         hidden = self.layer(hidden)
         return hidden * self.factor if self.factor != 1.0 else hidden
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SemiparametricConfig(LanguageModelConfig):
+    """Semiparametric head: a gate mixes hidden states with tokens that followed similar contexts.
+
+    SPALM: `gate` is a number for each token, as in the paper, or a number for each of its dimensions.
+    """
+
+    gate: Literal["scalar", "vector"] = "scalar"
+
+    kind: ClassVar[str] = "semiparametric"
+    paper: ClassVar[str] = "Yogatama et al. 2021 (SPALM), section 3.3"
+
+    @classmethod
+    def examples(cls) -> tuple["SemiparametricConfig", ...]:
+        return cls(), cls(gate="vector", label_smoothing=0.1, bias=True)
+
+    def build(self, shape: HeadShape) -> "SemiparametricHead":
+        return SemiparametricHead(shape, self)
+
+
+class SemiparametricHead(LanguageModelHead):
+    """A head that predicts the next token from the hidden state and the neighbours' tokens."""
+
+    reads_neighbours = True
+    supports_context_parallel = False
+    supports_vocabulary_parallel = False  # it looks up rows of any token
+
+    def __init__(self, shape: HeadShape, config: SemiparametricConfig):
+        super().__init__(shape, config)
+        self.gate = Linear(shape.hidden_size, 1 if config.gate == "scalar" else shape.hidden_size, bias=False)
+
+    def states(self, inputs: HeadInput, bias: Tensor | None = None, factor: float = 1.0) -> Tensor:
+        """Return z [B, T, E]. bias: [B, T, k], added to the scores w_i . h_t. factor: of m_t."""
+        h, near = inputs.hidden, inputs.neighbour_ids
+        if near is None:
+            return h
+        table = inputs.table if self.weight is None else self.weight
+        assert not isinstance(table, AdaptiveEmbedding)
+        present = near >= 0
+        # [B, T, k, E]; -1 looks up row 0, which `present` masks below.
+        vectors = F.embedding(near.clamp_min(0), as_matrix(table))
+        scores = (vectors @ h.unsqueeze(-1)).squeeze(-1)
+        weights, _ = softmax(scores if bias is None else scores + bias, present)
+        # m_t, the mean of the neighbours' vectors with the softmax weights of the equation.
+        pooled = factor * (weights.unsqueeze(-2) @ vectors).squeeze(-2)
+        gate = torch.sigmoid(self.gate(h))
+        return torch.where(present.any(-1, keepdim=True), (1 - gate) * pooled + gate * h, h)

@@ -1,5 +1,7 @@
 """The interface of memories: recurrence over the segments of a text.
 
+The interface of memories: recurrence over the segments of a text.
+
 A text is read in segments. Each segment is a call of the model with the state that the previous call
 returned. In training a layer's state is a memory of vectors, through which its tokens attend to earlier
 segments, and which gets no gradient. In evaluation, where weights are constant, a memory may keep keys and
@@ -144,3 +146,15 @@ def check_position(position: Position) -> None:
         )
     if position.num_relations is not None:
         raise InputError(f"memory: labels of pairs exist only for the tokens of one call; {fix}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoMemoryConfig(MemoryConfig):
+    """No memory: each segment is trained without the segments before it."""
+
+    kind: ClassVar[str] = "none"
+    segments: ClassVar[bool] = False
+
+    def build(self, shape: Shape) -> None:
+        """Return None."""
+        return

@@ -37,8 +37,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.memory.base import MemoryConfig, MemoryLayer
 from polyformer.nn.memory.recurrent import Recurrent
-from polyformer.nn.memory.search import SEARCHES, Search, gather_entries
-from polyformer.nn.memory.store import Store, StoreWindow
+from polyformer.nn.memory.store import SEARCHES, Search, Store, StoreWindow, gather_entries
 
 TEMPERATURE = 16.0
 """The temperature of a new model. Products of unit vectors are between -1 and 1 (Henry et al. 2020 start with

@@ -21,7 +21,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.attention_config import AttentionConfig, check_global, split_global_tokens
+from polyformer.nn.stack.config import AttentionConfig, check_global, split_global_tokens
 from polyformer.nn.stack.global_projections import (
     GlobalAttention,
     GlobalState,

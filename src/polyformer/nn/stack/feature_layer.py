@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, NewStates
-from polyformer.nn.stack.stack_config import StackConfig
 
 M = TypeVar("M", bound=nn.Module)
 

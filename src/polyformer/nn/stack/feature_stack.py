@@ -16,6 +16,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.nn.block import merge_streams, split_streams
 from polyformer.nn.depth import DepthInput, Halting
+from polyformer.nn.stack.config import StackConfig
 from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import LayerCall, LayerState, Source
 from polyformer.nn.stack.reversible import recomputes_inputs, run_reversible
@@ -30,7 +31,6 @@ from polyformer.nn.stack.runners import (
     StackCall,
 )
 from polyformer.nn.stack.stack import Stack
-from polyformer.nn.stack.stack_config import StackConfig
 
 
 def build_stack(config: StackConfig, hidden_size: int, max_positions: int, *parts: Any, **more: Any) -> Stack:

@@ -31,7 +31,7 @@ from polyformer.core.ops.quantized import weight_of
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.config import AttentionConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.multihead import split_heads
 

@@ -16,11 +16,10 @@ from polyformer.nn.block import SubLayer
 from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import NoFeedForward
 from polyformer.nn.memory import Memory
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.multihead import MultiHeadAttention
-from polyformer.nn.stack.stack_config import StackConfig
 
 
 @dataclasses.dataclass(frozen=True)

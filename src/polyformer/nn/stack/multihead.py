@@ -26,7 +26,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
 from polyformer.nn.cache import CompressedCache
-from polyformer.nn.stack.attention_config import AttentionConfig
+from polyformer.nn.stack.config import AttentionConfig
 
 
 def rotate(q: Tensor, k: Tensor, context: Context, position: Position, site: Site) -> tuple[Tensor, Tensor]:

@@ -20,12 +20,11 @@ from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.depth import Depth, FixedConfig
 from polyformer.nn.memory import Memory
 from polyformer.nn.memory.base import check_position
-from polyformer.nn.stack.attention_config import AttentionConfig, check_position_terms
+from polyformer.nn.stack.config import AttentionConfig, StackConfig, check_position_terms
 from polyformer.nn.stack.convolution import Convolution
 from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.rolling import layer_context, stored_tokens, without_unread
-from polyformer.nn.stack.stack_config import StackConfig
 
 
 class Stack(nn.Module):

@@ -5,8 +5,7 @@ from typing import Any
 
 from polyformer.data import DataConfig
 from polyformer.models.architectures import VisionConfig
-from polyformer.models.architectures.label_names import label_names
-from polyformer.models.architectures.training_record import RECIPE
+from polyformer.models.architectures.pretrained import RECIPE, label_names
 from polyformer.models.checkpoints import config_of
 from polyformer.training.recipes.run import Run, is_checkpoint, open_model
 from polyformer.training.tasks import ImageClassification, ImageClassificationConfig

@@ -15,7 +15,7 @@ from polyformer.data import Collate, Tokenizer
 from polyformer.data.rows.answers import encode_marked, marked_windows
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.label_names import label_names
+from polyformer.models.architectures.pretrained import label_names
 from polyformer.models.checkpoints import config_of, from_pretrained
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import ClassifyConfig

@@ -28,8 +28,14 @@ from polyformer.data import Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
-from polyformer.models.architectures.pretrained import CONFIG, WEIGHTS, read_generation, write_generation
-from polyformer.models.architectures.training_record import RECIPE, RECORD
+from polyformer.models.architectures.pretrained import (
+    CONFIG,
+    RECIPE,
+    RECORD,
+    WEIGHTS,
+    read_generation,
+    write_generation,
+)
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.training.checkpoint import Checkpoints, load_model
 from polyformer.training.environment import choose_device, versions

@@ -15,7 +15,7 @@ from polyformer.attention.patterns import Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.models.architectures.training_record import RECIPE
+from polyformer.models.architectures.pretrained import RECIPE
 from polyformer.models.checkpoints import extend_positions
 from polyformer.training.recipes.fit import Fitted, fit
 from polyformer.training.recipes.recipe import ModelChoice, Recipe

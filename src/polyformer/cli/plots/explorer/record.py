@@ -19,7 +19,7 @@ from polyformer.core.instrumentation import Mark, SlotKeys, TokenRecord, collect
 from polyformer.core.ops.softmax import recorded
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.models.attached.attention_layers import Layer, attention_layers
-from polyformer.nn.depth.recording import recorded_depths
+from polyformer.nn.depth.base import recorded_depths
 from polyformer.nn.stack.global_projections import GLOBAL
 
 IMPLEMENTATION = "polyformer"

@@ -2,7 +2,7 @@
 
 A token's state h_n after the layer n of an exit can be its last state: the head reads finish_n(h_n) instead
 of finish(h_L). finish_n is a separate norm of the exit, after a linear map if `translation` is "linear". A
-`rule` (rules.py, shortlist.py, multinomial.py) estimates the confidence of the prediction, a number from 0 to
+`rule` (rules.py) estimates the confidence of the prediction, a number from 0 to
 1, and the token leaves if it reaches the threshold,
 
     lambda'(t) = clip(0.9 lambda + 0.1 exp(-decay t / decay_length), 0, 1)      with a `decay`, else lambda
@@ -19,7 +19,7 @@ rule is not trained. With `alone` only exits and rule are trained, and the model
 Elbayad et al. 2020 (Depth-Adaptive Transformer), sections 3 and 4; Schuster et al. 2022 (CALM), section 3.
 """
 
-from polyformer.nn.depth.exits import multinomial, rules, shortlist
+from polyformer.nn.depth.exits import rules
 from polyformer.nn.depth.exits.exits import CalibrationConfig, Exits, ExitsConfig, set_threshold
 
-__all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "multinomial", "rules", "set_threshold", "shortlist"]
+__all__ = ["CalibrationConfig", "Exits", "ExitsConfig", "rules", "set_threshold"]

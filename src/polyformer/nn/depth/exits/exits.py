@@ -15,10 +15,17 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
-from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, ExitLoss, Halting
-from polyformer.nn.depth.exits.base import Candidates, ExitRuleConfig, ExitTrajectory
-from polyformer.nn.depth.exits.rules import ClassifierConfig
-from polyformer.nn.depth.recording import is_full_depth, state_records
+from polyformer.nn.depth.base import (
+    Active,
+    Depth,
+    DepthConfig,
+    DepthInput,
+    ExitLoss,
+    Halting,
+    is_full_depth,
+    state_records,
+)
+from polyformer.nn.depth.exits.rules import Candidates, ClassifierConfig, ExitRuleConfig, ExitTrajectory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
