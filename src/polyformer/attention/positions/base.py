@@ -221,7 +221,7 @@ class Position(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundPosition:
-    """A scheme bound to an attention layer, in the form the mechanism uses (`core.mechanism.ScoreTerms`)."""
+    """A scheme bound to an attention layer, in the form the mechanism uses (`mechanisms.base.ScoreTerms`)."""
 
     position: Position
     site: Site

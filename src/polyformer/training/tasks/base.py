@@ -79,7 +79,7 @@ SINGLE_PROCESS = Workers()
 """A single process."""
 
 Rows = Iterable[Any]
-"""Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.load`."""
+"""Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.sources.splits.load`."""
 
 HeldOutBatches = Batches | EpisodeWindows | Segments | NumberedBatches | Concatenation
 TrainingBatches = (
