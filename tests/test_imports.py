@@ -29,7 +29,7 @@ LEVELS = [
 """A package imports from itself and from packages of earlier levels only."""
 
 SHARED = {
-    "attention.positions": {"base", "rope_extensions"},
+    "attention.positions": {"added", "base", "rope_extensions"},
     "attention.patterns": {
         *("base", "block_base", "call_parts", "composition", "global_base", "implied", "layout", "mods"),
         "mod_program",
@@ -38,11 +38,11 @@ SHARED = {
         *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
     },
     "nn.cache": {"base"},
-    "nn.memory": {"base", "recurrent", "search", "store"},
-    "nn.depth": {"base", "recording"},
+    "nn.memory": {"base", "recurrent", "store"},
+    "nn.depth": {"base"},
     "nn.feedforward": {"feedforward"},
     "nn.block": {"wirings"},
-    "nn.heads": {"base", "problem_types", "transform", "vocabulary"},
+    "nn.heads": {"base", "classification", "transform", "vocabulary"},
     "models.presets": {"base"},
     "training.objectives": {"base"},
     "training.tasks": {

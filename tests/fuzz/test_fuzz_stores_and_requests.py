@@ -30,7 +30,7 @@ from polyformer.applications.retrieval.windows import Reading
 from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats.readers import read_parquet
-from polyformer.models.attached.attach import restore
+from polyformer.models.attached.attach_settings import restore
 from polyformer.models.checkpoints.gguf_tensors import LAYER
 from polyformer.models.generation.config import SETTING_PATHS, GenerationConfig, with_settings
 

@@ -10,7 +10,7 @@ from polyformer import InputError, create_model
 from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.recorded_graph import RecordedGraph
 from polyformer.models.architectures import Transformer
-from polyformer.models.attached.attach import parse_settings
+from polyformer.models.attached.attach_settings import parse_settings
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.models.config import ModelConfig
 

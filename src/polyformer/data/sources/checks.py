@@ -154,7 +154,7 @@ Fingerprint = dict[str, list[dict[str, Any]]]
 
 
 def fingerprint(config: DataConfig, needs: Sequence[str]) -> Fingerprint:
-    """Return the fingerprint of the data in `config`, read for `needs` (see `polyformer.data.sources.splits.load`).
+    """Return the fingerprint of the data in `config`, read for `needs` as by `sources.splits.load`.
 
     Data sets of the hub and the default images have no fingerprint.
     """

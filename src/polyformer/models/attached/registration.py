@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from polyformer.models.attached.attach import restore
+from polyformer.models.attached.attach_settings import restore
 from polyformer.models.attached.attention import forward
 from polyformer.models.attached.layer import NAME
 from polyformer.models.attached.mask import create_mask

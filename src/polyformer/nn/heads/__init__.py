@@ -6,10 +6,10 @@ from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, Las
 from polyformer.nn.heads.classification import (
     ChooseConfig,
     ClassifyConfig,
-    DistilledConfig,
     SpanConfig,
     TagConfig,
 )
+from polyformer.nn.heads.distilled import DistilledConfig
 from polyformer.nn.heads.embed import EmbedConfig
 from polyformer.nn.heads.pretraining import (
     DetectConfig,

@@ -1,6 +1,7 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
+from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.config import AttentionConfig, LatentConfig, StackConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
@@ -11,7 +12,6 @@ from polyformer.nn.stack.global_projections import copy_local_projections
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import MultiHeadAttention
-from polyformer.nn.stack.rolling import with_policy
 from polyformer.nn.stack.stack import Stack
 
 __all__ = [
