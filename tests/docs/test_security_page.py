@@ -192,10 +192,8 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "Of a Parquet file the stated size of a row group is checked before it is read.": (
         "data/test_parquet.py::test_what_expands_is_refused",
     ),
-    "The values of a batch (at most 256 rows) are counted when it has been read, so a crafted list that "
-    "stands for many equal numbers takes its memory first.": (
-        "data/test_parquet.py::test_what_expands_is_refused",
-    ),
+    "The values of a batch (at most 256 rows) are counted when it has been read, so a crafted list of "
+    "many equal numbers takes its memory first.": ("data/test_parquet.py::test_what_expands_is_refused",),
     "The limits protect against small files with a large cost.": (LIMIT,),
     "They are not a sandbox: a large model needs its memory and a large data set needs its time.": ADVICE,
     "Run untrusted input under limits of the operating system.": ADVICE,

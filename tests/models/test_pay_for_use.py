@@ -103,7 +103,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),
     ),
     "experts": ("nn/feedforward/experts.py", lambda: trained(feedforward="experts")),
-    "padding": ("core/sequence/unpadding.py", lambda: read(PADDED)),
+    "padding": ("models/architectures/unpadding.py", lambda: read(PADDED)),
     "terms by distance": ("attention/functional/relative.py", lambda: trained(position="alibi")),
     "tiles": (
         "attention/functional/backends/tiled/",

@@ -55,7 +55,7 @@ class BenchOptions:
 
 def details(argv: list[str]) -> str:
     """Return the settings of the named measurement, if there is one."""
-    return module_help(f"{MODULES}.{argv[0]}") if argv[0] in choices(What) else ""
+    return module_help(f"{MODULES}.{argv[0]}") if argv and argv[0] in choices(What) else ""
 
 
 def run(options: BenchOptions) -> None:

@@ -66,7 +66,7 @@ def details(argv: list[str]) -> str:
     """Return the settings of the named experiment, or the names of all experiments."""
     from polyformer_lab.study import Study
 
-    if argv[0] in claims()[:-1]:
+    if argv and argv[0] in claims()[:-1]:
         return dump_yaml(Study.load(argv[0]).written())
     text = f"claims: {', '.join(claims())}"
     return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)

@@ -5,8 +5,6 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyformer.core.errors import InputError
-
 
 def lazy_names(
     package: str, homes: Mapping[str, str], subpackages: Sequence[str] = ()
@@ -49,5 +47,7 @@ def needs_extra(extra: str, reason: str, otherwise: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from polyformer.core.errors import InputError  # `import polyformer` loads this file and nothing else
+
         way = f", {otherwise}" if otherwise else ""
         raise InputError(f"{reason}; pip install 'polyformer[{extra}]'{way}") from error

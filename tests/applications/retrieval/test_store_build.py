@@ -102,15 +102,10 @@ def test_documents_of_a_run_do_not_see_one_another(tmp_path: Path):
 def test_a_model_of_transformers_is_read_by_its_hidden_states(checkpoint: Path, tmp_path: Path):
     import transformers
 
-    config = transformers.OPTConfig(
-        vocab_size=260,
-        hidden_size=16,
-        ffn_dim=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        word_embed_proj_dim=16,
+    config = transformers.CodeGenConfig(
+        vocab_size=260, n_embd=16, n_inner=32, n_layer=1, n_head=4, rotary_dim=4
     )
-    model = transformers.OPTForCausalLM(config).eval()
+    model = transformers.CodeGenForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
     reader = open_reader(tmp_path, "cpu")
@@ -119,7 +114,7 @@ def test_a_model_of_transformers_is_read_by_its_hidden_states(checkpoint: Path, 
     keys, logits = reader.read(ids, None)
     with torch.no_grad():
         torch.testing.assert_close(logits(), model(ids).logits)
-        torch.testing.assert_close(keys, model.model(ids).last_hidden_state)
+        torch.testing.assert_close(keys, model.base_model(ids).last_hidden_state)
 
 
 def test_a_fingerprint_tells_models_apart_and_knows_them_again():

@@ -21,31 +21,29 @@ PROMPT = "8 green bottles hang"
 
 
 @pytest.fixture(scope="module")
-def opt(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def codegen(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a tokenizer of bytes."""
     import transformers
 
-    folder = tmp_path_factory.mktemp("opt")
-    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "max_position_embeddings": 80}
-    config = transformers.OPTConfig(
-        vocab_size=V, num_hidden_layers=2, num_attention_heads=2, init_std=0.4, **sizes
-    )
+    folder = tmp_path_factory.mktemp("codegen")
+    sizes = {"n_embd": 32, "n_inner": 64, "n_positions": 80, "rotary_dim": 8}
+    config = transformers.CodeGenConfig(vocab_size=V, n_layer=2, n_head=4, initializer_range=0.4, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        transformers.OPTForCausalLM(config).save_pretrained(folder)
+        transformers.CodeGenForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
     return folder
 
 
 @pytest.fixture(scope="module")
-def reader(opt: Path) -> TransformersReader:
-    return TransformersReader(opt, torch.device("cpu"))
+def reader(codegen: Path) -> TransformersReader:
+    return TransformersReader(codegen, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def entries(opt: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> FolderStore:
-    folder = tmp_path_factory.mktemp("store") / "opt"
-    assert main(["datastore", "build", str(opt), str(text), "--out", str(folder), "--length", "60"]) == 0
+def entries(codegen: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> FolderStore:
+    folder = tmp_path_factory.mktemp("store") / "codegen"
+    assert main(["datastore", "build", str(codegen), str(text), "--out", str(folder), "--length", "60"]) == 0
     return open_folder(folder)
 
 
@@ -129,10 +127,10 @@ def test_no_hook_is_left_behind(reader: TransformersReader, entries: FolderStore
 
 
 def test_the_command(
-    opt: Path, entries: FolderStore, capsys: pytest.CaptureFixture[str], complaint: Callable[..., str]
+    codegen: Path, entries: FolderStore, capsys: pytest.CaptureFixture[str], complaint: Callable[..., str]
 ):
     """With nearly all from its neighbours it goes on as the text does."""
-    words = ["generate", opt, "--datastore", entries.folder, "--lambda", 0.99, "--knn-temperature", 0.5]
+    words = ["generate", codegen, "--datastore", entries.folder, "--lambda", 0.99, "--knn-temperature", 0.5]
     words += ["--prompt", TEXT[:30], "--neighbours", 1]
 
     def printed(*more: object) -> str:

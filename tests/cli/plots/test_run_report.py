@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import polyformer
 from polyformer import Window, create_model
 from polyformer.cli.main import main
 from polyformer.cli.plots.report import write_report
@@ -101,7 +102,7 @@ def test_the_page_is_well_formed_alone_and_described(demo: Run):
     assert len(page.labels) >= 3
     for name in re.findall(r'aria-labelledby="([^"]*)"', text):
         assert name in page.ids
-    script = (Path(library_text.__file__).parents[1] / "cli/plots/report/attention.js").read_text()
+    script = (Path(polyformer.__file__).parent / "cli/plots/report/attention.js").read_text()
     assert set(re.findall(r'getElementById\("([^"]*)"\)', script)) <= set(page.ids)
 
 

@@ -62,6 +62,7 @@ class Alibi(Position):
 
     def __init__(self, num_heads: int, slope_scale: float = 1.0):
         super().__init__()
+        self.slope_scale = slope_scale
         self.slopes = [slope * slope_scale for slope in slopes(num_heads)]
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
@@ -110,7 +111,7 @@ class T5BiasConfig(PositionConfig):
             raise InputError(f"max_distance: expected {least} tokens or more, got {self.max_distance}")
 
     def build(self, shape: Shape) -> "T5Bias":
-        return T5Bias(self, shape)
+        return MPNetBias(self, shape) if self.absolute else T5Bias(self, shape)
 
     @classmethod
     def examples(cls) -> tuple["T5BiasConfig", ...]:
@@ -123,20 +124,10 @@ class T5Bias(Position):
     adds_bias = True
     counts_in_cache = True
 
-    embeds_layers = False
-
     def __init__(self, config: T5BiasConfig, shape: Shape):
         super().__init__()
         self.config, self.farthest = config, config.max_distance
         self.table = nn.Embedding(config.num_buckets, shape.num_heads)
-        self.absolute: Learned | None = None
-        if config.absolute:
-            self.absolute = Learned([shape.input_size], shape.max_positions, config.offset)
-            self.max_positions, self.counts_in_cache = shape.max_positions, False
-
-    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
-        """Return x plus the learned positions, if there are any."""
-        return x if self.absolute is None else self.absolute.embed(x, pos, layer)
 
     def relative(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Relative:
         """Return bias[h, d] = table[bucket(d), h] for every distance d of the call."""
@@ -150,6 +141,22 @@ class T5Bias(Position):
         distance = torch.arange(least, greatest + 1, device=q.device)
         entries = buckets(distance, self.config.num_buckets, self.config.max_distance, not context.causal)
         return Relative(first=least, bias=self.table(entries).T.to(q.dtype))
+
+
+class MPNetBias(T5Bias):
+    """T5's biases, and a table of learned positions that is added to the input."""
+
+    counts_in_cache = False
+    embeds_layers = False
+
+    def __init__(self, config: T5BiasConfig, shape: Shape):
+        super().__init__(config, shape)
+        self.absolute = Learned([shape.input_size], shape.max_positions, config.offset)
+        self.max_positions = shape.max_positions
+
+    def embed(self, x: Tensor, pos: Tensor, layer: int) -> Tensor:
+        """Return x plus the learned positions."""
+        return self.absolute.embed(x, pos, layer)
 
 
 def buckets(distance: Tensor, num_buckets: int, max_distance: int, both_sides: bool) -> Tensor:

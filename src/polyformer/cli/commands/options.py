@@ -298,7 +298,7 @@ def _converted(field: "dataclasses.Field[Any]", hint: Any, text: str) -> Any:
         if kind in (int, float, str):
             with contextlib.suppress(ValueError):
                 value = kind(text)
-                if kind is not float or math.isfinite(value):
+                if kind is not float or math.isfinite(float(value)):
                     return value
     raise InputError(f"{display_name(field)}: expected {_type_name(hint)}, got {quote(text)}")
 

@@ -9,7 +9,6 @@ without a header.
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import parse_json
@@ -117,8 +116,6 @@ def _without_end(values: list[str]) -> list[str]:
         values = values[:-1]
     return values
 
-
-Row = dict[str, Any]
 
 COLUMN = "split"
 """The usual name of the column, in upper or lower case."""
