@@ -175,7 +175,7 @@ class NaiveAlibi(Naive, kind="alibi"):
             power *= 2
         h = pair.head
         slope = 2 ** (-8 * (h + 1) / power) if h < power else 2 ** (-4 * (2 * (h - power) + 1) / power)
-        return super().score(q, k, pair) - slope * abs(pair.i - pair.j)
+        return super().score(q, k, pair) - self.position.slope_scale * slope * abs(pair.i - pair.j)
 
 
 class NaiveT5(Naive, kind="t5"):

@@ -26,7 +26,7 @@ from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import Pattern, ScoreMod, TabulatedPattern
-from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.attention.patterns.layout import Keys, Structure, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step
 from polyformer.core.auxiliary_losses import add_auxiliary_loss
@@ -71,13 +71,11 @@ class Spans(TabulatedPattern, named=False):
             clip(last - min(own), first + min(own) + 1, context.kv_len),
         )
 
-    def reach(self) -> Reach:
-        """Return the widest span."""
-        return Reach(max(span for row in self.spans for span in row))
-
-    def relative(self, context: Context) -> bool:
-        """Return whether all heads and runs are alike."""
-        return self.run is None and len(self.spans) == 1
+    @property
+    def structure(self) -> Structure:
+        """The widest span as reach; a rule on distances alone if all heads and runs are alike."""
+        widest = max(span for row in self.spans for span in row)
+        return Structure(by_distance=self.run is None and len(self.spans) == 1, reach=Reach(widest))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

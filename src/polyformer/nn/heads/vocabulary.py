@@ -174,7 +174,8 @@ class LanguageModelHead(VocabularyHead):
         # A tied table of vectors of length sqrt(E) would give logits sqrt(E) times too large.
         self.factor = config.logit_scale * (shape.hidden_size**-0.5 if config.scaled else 1.0)
         self.soft_cap = config.soft_cap
-        self.supports_vocabulary_parallel = config.soft_cap is None
+        if config.soft_cap is not None:
+            self.supports_vocabulary_parallel = False
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Return h after the optional `transform`, times the factors of the logits."""
