@@ -15,6 +15,7 @@ from polyformer.models.checkpoints.config_mapping import (
     Tree,
     choice,
     flag,
+    get_path,
     option,
     with_defaults,
 )
@@ -160,8 +161,24 @@ class Phi(LlamaFamily):
     }
 
 
+class SequentialOrParallel(LlamaFamily):
+    """The base class of decoders with blocks in sequence, or with `use_parallel_residual` parallel."""
+
+    parallel: ClassVar[Tree] = {"kind": "parallel"}
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set the block too."""
+        super().read_other_options(tree, hub)
+        tree["decoder"]["block"] = self.parallel if hub["use_parallel_residual"] else {"kind": "pre"}
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return the block too."""
+        parallel = get_path(tree, "decoder.block.kind") == "parallel"
+        return {**super().write_other_options(tree), "use_parallel_residual": parallel}
+
+
 @register
-class StableLm(LlamaFamily):
+class StableLm(SequentialOrParallel):
     """A decoder with layer norms, a quarter of each head rotated, and blocks in sequence or parallel.
 
     `hidden_dropout` follows attention here too, while transformers applies it to feed-forwards only.
@@ -188,17 +205,6 @@ class StableLm(LlamaFamily):
         **{"partial_rotary_factor": 0.25, "use_parallel_residual": False},
     }
     tasks: ClassVar = without(LlamaFamily.tasks, "ForQuestionAnswering")
-
-    def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the block too."""
-        super().read_other_options(tree, hub)
-        if hub["use_parallel_residual"]:
-            tree["decoder"]["block"] = {"kind": "parallel"}
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the block too."""
-        parallel = tree["decoder"]["block"]["kind"] == "parallel"
-        return {**super().write_other_options(tree), "use_parallel_residual": parallel}
 
 
 @register

@@ -23,7 +23,7 @@ from polyformer.models.checkpoints.config_mapping import (
 )
 from polyformer.models.checkpoints.families.bart import stack
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, QUESTION_ANSWERING, SCORED
-from polyformer.models.checkpoints.families.decoders import BIASED_NORMS
+from polyformer.models.checkpoints.families.decoders import BIASED_NORMS, SequentialOrParallel
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, without
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused, Interleaved
@@ -82,7 +82,9 @@ class Opt(Family):
     )
     required: ClassVar = {"layer_norm_elementwise_affine": True}
     other_options: ClassVar = {
-        **{"do_layer_norm_before": True, "_remove_final_layer_norm": False, "word_embed_proj_dim": None},
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "word_embed_proj_dim": None,
     }
     ignored_options = ("use_cache",)
     key_mapping: ClassVar = {
@@ -128,7 +130,7 @@ NEOX_NAMES = {
 
 
 @register
-class GptNeoX(LlamaFamily):
+class GptNeoX(SequentialOrParallel):
     """A decoder with parallel blocks of two norms, and a quarter of each head rotated; Pythia too."""
 
     model_type = "gpt_neox"
@@ -158,17 +160,7 @@ class GptNeoX(LlamaFamily):
     key_mapping: ClassVar = {"embed_in": "tokens", **NEOX_NAMES, "final_layer_norm": "decoder.final_norm"}
     ignored_keys = ("*rotary_emb.inv_freq", "*.attention.bias", "*.attention.masked_bias")
     tasks: ClassVar = decoder_tasks("gpt_neox", "embed_in", "classifier_dropout", 0.1, "embed_out")
-
-    def read_other_options(self, tree: Tree, hub: Tree) -> None:
-        """Set the block too."""
-        super().read_other_options(tree, hub)
-        parallel = {"kind": "parallel", "separate_norms": True}
-        tree["decoder"]["block"] = parallel if hub["use_parallel_residual"] else {"kind": "pre"}
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the block too."""
-        parallel = get_path(tree, "decoder.block.kind") == "parallel"
-        return {**super().write_other_options(tree), "use_parallel_residual": parallel}
+    parallel: ClassVar[Tree] = {"kind": "parallel", "separate_norms": True}
 
 
 @register
