@@ -104,6 +104,8 @@ class NaiveRope(Naive, kind="rope"):
     def angle(self, m: int, width: int, i: int) -> float:
         """The angle of pair m from one position to the next, in a text that ends with the query at i."""
         config = self.position.config
+        if config.rotated and not config.rotated[self.layer % len(config.rotated)]:
+            return 0.0
         base, extension = config.base, config.extension
         base = config.bases[self.layer % len(config.bases)] if config.bases else base
         theta = base ** (-2 * m / width)
@@ -179,7 +181,12 @@ class NaiveAlibi(Naive, kind="alibi"):
 
 
 class NaiveT5(Naive, kind="t5"):
-    """Raffel et al. 2020, section 2.1: a bias for the bucket of j - i."""
+    """Raffel et al. 2020, section 2.1: a bias for the bucket of j - i; with MPNet's learned positions."""
+
+    def input(self, x: Tensor, p: int) -> Tensor:
+        if self.layer or not self.position.config.absolute:
+            return x
+        return x + self.position.absolute.tables[0].weight[p + self.position.config.offset]
 
     def bucket(self, distance: int, causal: bool) -> int:
         """Distances one by one, then logarithmically: in whole numbers, so that no boundary is rounded."""
