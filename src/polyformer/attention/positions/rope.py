@@ -163,16 +163,16 @@ class RopeConfig(PositionConfig):
     fraction: PositiveShare = 1.0  # of the channels of each head, rounded down
     base: Base = 10000.0
     bases: tuple[Base, ...] = ()  # bases of the layers in turn, repeated as needed, instead of `base`
-    rotated: tuple[
-        bool, ...
-    ] = ()  # whether the layers in turn are rotated, repeated as needed; by default all
+    # Whether the layers in turn are rotated, repeated as needed; by default all are.
+    rotated: tuple[bool, ...] = ()
     extension: RopeExtensionConfig | None = None
 
     kind: ClassVar[str] = "rope"
     paper: ClassVar[str] = "Su et al. 2021 (RoFormer), section 3.2"
 
     def build(self, shape: Shape) -> "Rope":
-        return Rope(self, shape.head_size)
+        kind = Rope if all(self.rotated) else PartlyRotatedRope
+        return kind(self, shape.head_size)
 
     @property
     def per_layer(self) -> tuple["RopeConfig", ...]:
@@ -217,9 +217,7 @@ class Rope(Position):
         return isinstance(self.config.extension, LengthExtensionConfig)
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
-        """Return R_i q_i and R_j k_j; q and k in a layer without rotation."""
-        if not self._rotates(site):
-            return q, k
+        """Return R_i q_i and R_j k_j."""
         config = self._of_layer(site)
 
         def cos_sin() -> tuple[Tensor, Tensor]:
@@ -244,16 +242,16 @@ class Rope(Position):
 
     def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
         """Return R_(C - 1 - i) q_i for the queries at positions i >= C, the others as they are."""
-        return self._in_cache(q, site).queries(q, context) if self._rotates(site) else q
+        return self._in_cache(q, site).queries(q, context)
 
     def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
         """Return R_(i - C + 1) k_j of the first tokens j, for a query at position i >= C, and other keys."""
-        return self._in_cache(q, site).keys(q, k, context) if self._rotates(site) else None
+        return self._in_cache(q, site).keys(q, k, context)
 
     def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
         """Return the sets of pairs that an extension rotates further; none for a short text."""
         extension = self.config.extension
-        if not isinstance(extension, LengthExtensionConfig) or not self._rotates(site):
+        if not isinstance(extension, LengthExtensionConfig):
             return ()
         if not context.causal or context.shard is not None:
             where = "with context parallelism" if context.causal else "in an encoder"
@@ -284,13 +282,33 @@ class Rope(Position):
         theta = lambda: frequencies(config, self.width, q.device)  # noqa: E731
         return RotationInCache(self.pairs, theta, self.cache, config)
 
+    def _of_layer(self, site: Site) -> RopeConfig:
+        return self.per_layer[site.layer % len(self.per_layer)]
+
+
+class PartlyRotatedRope(Rope):
+    """RoPE in a part of the layers; the others have no positions."""
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
+        """Return R_i q_i and R_j k_j; q and k in a layer without rotation."""
+        return super().rotate(q, k, context, site) if self._rotates(site) else (q, k)
+
+    def rotate_in_cache(self, q: Tensor, context: Context, site: Site) -> Tensor:
+        """Return the queries of `Rope`; q in a layer without rotation."""
+        return super().rotate_in_cache(q, context, site) if self._rotates(site) else q
+
+    def keys_in_cache(self, q: Tensor, k: Tensor, context: Context, site: Site) -> Tensor | None:
+        """Return the keys of `Rope`; None in a layer without rotation."""
+        return super().keys_in_cache(q, k, context, site) if self._rotates(site) else None
+
+    def parts(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[RotatedPart, ...]:
+        """Return the parts of `Rope`; none in a layer without rotation."""
+        return super().parts(q, k, context, site) if self._rotates(site) else ()
+
     def _rotates(self, site: Site) -> bool:
         """Return whether a layer is rotated."""
         rotated = self.config.rotated
-        return not rotated or rotated[site.layer % len(rotated)]
-
-    def _of_layer(self, site: Site) -> RopeConfig:
-        return self.per_layer[site.layer % len(self.per_layer)]
+        return rotated[site.layer % len(rotated)]
 
 
 def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:

@@ -132,7 +132,7 @@ class VisionConfig(ConfigWithImports):
     class_token: bool = True
     distillation_token: bool = False  # a second one, as in DeiT
     registers: NonNegativeInt = 0  # learned tokens that no head reads (Darcet et al. 2024)
-    convolutional_stem: bool = False  # patches by convolutions, `convolutional_stem.py`
+    convolutional_stem: bool = False  # patches by convolutions
     dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)

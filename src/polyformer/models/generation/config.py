@@ -102,7 +102,7 @@ class BeamConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(Config):
-    """Contrastive search, with a `penalty_alpha` above 0 (`generation/contrastive_search.py`)."""
+    """Contrastive search, with a `penalty_alpha` above 0 (`generation/search.py`)."""
 
     penalty_alpha: UnitFloat = 0.0  # weight of the similarity to the text so far, against the probability
     candidates: Annotated[int, Ge(2)] = 4  # most likely tokens, each read once; transformers' `top_k`

@@ -94,7 +94,7 @@ class ClassifyConfig(HeadConfig):
     output.
 
     `problem`: the kind of the labels, "single_label", "multi_label" or "regression"; by default it is
-    inferred from the labels, and a single logit is a number (problem_types.py). `end_token`: pools the last
+    inferred from the labels, and a single logit is a number (the table above). `end_token`: pools the last
     token with this id, as BART does with the last </s>; `pooling` is then ignored.
     """
 

@@ -101,12 +101,33 @@ class VocabularyOutput:
         return matrix_product(hidden, weight, bias)
 
 
+class CappedOutput(VocabularyOutput):
+    """Logits z limited to c tanh(z / c), with the soft cap c (Gemma Team 2024, section 2)."""
+
+    def __init__(self, soft_cap: float):
+        self.soft_cap = soft_cap
+
+    def loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor | Int8Weight,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+    ) -> Tensor:
+        """Return the mean cross-entropy of all logits [..., V], which are built at once."""
+        return mean_cross_entropy(self.logits(hidden, weight, bias), labels, smoothing)
+
+    def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
+        """Return the logits [..., V]."""
+        return self.soft_cap * (super().logits(hidden, weight, bias) / self.soft_cap).tanh()
+
+
 class VocabularyHead(Head):
     """A head with logits = transform(hidden) W^T + b, where W is the token table itself if `tied`."""
 
     supports_vocabulary_parallel = True
     bias: Tensor | None
-    soft_cap: float | None = None
     output = VocabularyOutput()
 
     def __init__(self, shape: HeadShape, bias: bool, smoothing: float = 0.0, frozen: bool = False):
@@ -142,16 +163,9 @@ class VocabularyHead(Head):
         loss = None
         if labels is not None:
             smoothing = self.smoothing if self.training else 0.0
-            if self.soft_cap is not None:
-                logits = self.capped(self.output.logits(hidden, weight, bias))
-                return mean_cross_entropy(logits, labels, smoothing), lambda: logits
             # The loss is fused with the product, as logits [B, T, V] are the largest tensor of training.
             loss = self.output.loss(hidden, weight, bias, labels, smoothing)
-        return loss, lambda: self.capped(self.output.logits(hidden, weight, bias))
-
-    def capped(self, logits: Tensor) -> Tensor:
-        """Return c tanh(logits / c) for a soft cap c."""
-        return logits if self.soft_cap is None else self.soft_cap * (logits / self.soft_cap).tanh()
+        return loss, lambda: self.output.logits(hidden, weight, bias)
 
 
 class LanguageModelHead(VocabularyHead):
@@ -173,8 +187,8 @@ class LanguageModelHead(VocabularyHead):
         self.layer = build_transform(config.transform, shape.hidden_size)
         # A tied table of vectors of length sqrt(E) would give logits sqrt(E) times too large.
         self.factor = config.logit_scale * (shape.hidden_size**-0.5 if config.scaled else 1.0)
-        self.soft_cap = config.soft_cap
         if config.soft_cap is not None:
+            self.output = CappedOutput(config.soft_cap)
             self.supports_vocabulary_parallel = False
 
     def transform(self, hidden: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ reduces this to |V'| / |V|,
     p = softmax(W' x + b')      confidence p_(1) - p_(2)
 
 with x the head's input at the exit, and W' [|V'|, E] and b' the rows of its output matrix and bias for V'.
-The tokens of V' are determined from a text: `polyformer convert --fit` (calibration/fitting.py). Until then
-both are 0, and no token leaves. The rule can be overconfident about predictions outside the shortlist;
+The tokens of V' are determined from a text: `polyformer convert --fit` (applications/exits/fitting.py). Until
+then both are 0, and no token leaves. The rule can be overconfident about predictions outside the shortlist;
 calibration accounts for this.
 
 Rules that choose the exit in advance: for a token from its first layer, for a sequence from its source.
