@@ -241,12 +241,14 @@ def test_the_store_is_bounded(planned: list[int], monkeypatch: pytest.MonkeyPatc
     for length in range(2, 12):
         attend(*squares(length=length), pattern="Causal()")
     assert len(stored._plans) == 3
-    before = len(planned)
+    before, latest = len(planned), list(stored._plans)
     attend(*squares(length=11), pattern="Causal()")
     assert len(planned) == before
     monkeypatch.setattr(stored, "SMALL", 100)
     attend(*squares(length=30), pattern="Causal()")
-    assert len(stored._plans) == 3
+    assert list(stored._plans) == latest
+    attend(*squares(length=30), pattern="Window(4)")
+    assert list(stored._plans) == latest
     assert len(planned) == before + 1
 
 

@@ -7,9 +7,10 @@ the layers of a model.
 
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Hashable
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,16 +22,18 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
     Call,
     Request,
-    check_dense,
+    check,
     edited_calls,
     is_ordinary,
     observe,
     prepare,
     refuse_unknown,
     requires_gradients,
+    score_scale,
 )
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where, parts_in
-from polyformer.attention.patterns.composition import MaskModPattern, simple_parts
+from polyformer.attention.patterns.composition import MaskModPattern, as_pattern, simple_parts
+from polyformer.attention.patterns.implied import Causal, Full
 from polyformer.attention.patterns.mods import rule_key
 from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.instrumentation import installed
@@ -144,7 +147,16 @@ def attend_call(call: Call) -> Any:
             stored = call.context.recalled().get(key)
         if stored is not None and (out := stored.run(call)) is not None:
             return out
-    check_dense(call)
+    check(call)
+    if key is not None and (kernel := plain_kernel(call)) is not None:
+        stored = _keep(key, call, StoredKernel(kernel, requires_gradients(*call[:3])))
+        if (out := stored.run(call)) is not None:
+            return out
+    return _planned(call, key)
+
+
+def _planned(call: Call, key: Hashable | None) -> Any:
+    """Return `attend` of a call by the plan of any backend, and store the plan if it has a key."""
     if installed:
         call = edited_calls.edit(call)
     request = prepare(call, key is not None and _repeats(call))
@@ -162,6 +174,31 @@ def attend_call(call: Call) -> Any:
 
     out, lse = run_isolated(request, run)
     return (out, lse) if call.return_lse else out
+
+
+def plain_kernel(call: Call) -> sdpa.Plan | None:
+    """Return torch's fused attention for a call that needs no mask; None for other calls.
+
+    Each query then sees all keys, or the query at slot i all keys up to slot i of as many. No other backend
+    is faster.
+    """
+    q, k, _, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, lse = call
+    changed = not (mask_mod is layout is score_mod is relative is None)
+    if changed or lse or backend not in ("auto", "sdpa") or (context is not None and context.numbers is None):
+        return None
+    kind = type(None if pattern is None else as_pattern(pattern))
+    (batch, heads, queries, width), keys = q.shape, k.shape[2]
+    scores = batch * heads * queries * keys
+    if kind not in (type(None), Full, Causal) or not 0 < scores <= PLAIN or (dropout and scores > SMALL):
+        return None
+    causal = kind is Causal or (context is not None and context.causal)
+    first = keys - queries if context is None else context.offset
+    if causal and queries == 1 and first >= keys - 1:
+        causal = False  # the last query sees all keys
+    if causal and (first or queries != keys):
+        return None
+    grouped = heads != k.shape[1]
+    return sdpa.Plan(None, None, causal, score_scale(scale, width), grouped, hides=causal)
 
 
 class StoredPlan(Protocol):
@@ -210,6 +247,8 @@ class StoredBackend:
         return (out, lse) if call.return_lse else out
 
 
+P = TypeVar("P", bound=StoredPlan)
+
 _plans: dict[Hashable, StoredPlan] = {}
 """Stored plans of small calls that numbers describe completely, the oldest first."""
 
@@ -217,6 +256,9 @@ _lock = threading.Lock()
 
 STORED, SMALL = 64, 1 << 20
 """The most plans in `_plans`, and the most scores of such a call: masks stay in memory."""
+
+PLAIN = sdpa.DENSE_LIMIT
+"""The most scores of a call without a mask that is not planned: a larger call may need another backend."""
 
 
 def plan_key(call: Call) -> Hashable | None:
@@ -245,13 +287,13 @@ def plan_key(call: Call) -> Hashable | None:
     mode = grad, builds_graph, torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     numbers = None if context is None else context.numbers or "tables"
-    if context is not None and sees_every_key(call):
+    if context is not None and context.q_len == 1 and sees_every_key(call):
         numbers, form = "every key", (q.shape, k.shape[:2], *form[3:])
     return pattern, mask_mod, relative, scale, dropout, backend, return_lse, numbers, mode, form
 
 
 def sees_every_key(call: Call) -> bool:
-    """Return whether a call is a step of decoding in which the query sees all keys, whatever their number.
+    """Return whether a step of decoding sees all keys, whatever their number.
 
     The step runs torch's fused kernel, which needs no mask, so that all steps have one plan.
     """
@@ -278,8 +320,13 @@ def _store(key: Hashable, call: Call, steps: Plan) -> StoredPlan | None:
         return None
     if not _is_fixed(call.pattern, steps.request.pattern):
         return None
-    stored = stored_plan(steps, call)
-    if _is_shared(call) and is_value(call.pattern) and steps.request.pairs <= SMALL:
+    return _keep(key, call, stored_plan(steps, call))
+
+
+def _keep(key: Hashable, call: Call, stored: P) -> P:
+    """Store the plan of a call for all calls that numbers describe, or for calls of this context."""
+    scores = math.prod(call.q.shape[:3]) * call.k.shape[2]
+    if _is_shared(call) and is_value(call.pattern) and scores <= SMALL:
         with _lock:
             while len(_plans) >= STORED:
                 del _plans[next(iter(_plans))]
@@ -345,6 +392,5 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Plan:
     if unknown := options.keys() - set(Call._fields):
         refuse_unknown("explain", sorted(unknown))
     call = Call(q, k, v, **options)
-    check_dense(call)
     call = call._replace(**{name: in_autocast_type(getattr(call, name)) for name in "qkv"})
     return plan(prepare(call, plan_key(call) is not None and _repeats(call)))

@@ -71,23 +71,10 @@ def refuse_unknown(function: str, names: Iterable[str]) -> NoReturn:
     raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(names))!r}")
 
 
-def check_dense(call: Call) -> None:
-    """Raise `InputError` unless the inputs of a call are dense tensors."""
-    for name, tensor in zip("qkv", call):
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else str(tensor.layout)
-            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
-
-
-def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
-    """Raise `InputError` unless the shapes, types and devices of a call match."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise InputError(
-                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
-            )
+def check(call: Call) -> None:
+    """Raise `InputError` unless q, k and v are dense tensors with matching shapes, types and devices."""
+    _check_tensors(call)
+    q, k, v, context = call.q, call.k, call.v, call.context
     if not (q.dtype == k.dtype == v.dtype):
         raise InputError(f"q, k, v: expected one dtype, got {q.dtype}, {k.dtype}, {v.dtype}; cast them first")
     if not q.is_floating_point():
@@ -95,8 +82,26 @@ def check(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
     if not (q.device == k.device == v.device):
         raise InputError(f"q, k, v: expected one device, got {q.device}, {k.device}, {v.device}")
     _check_sizes(q, k, v)
-    if not 0.0 <= dropout < 1.0:
-        raise InputError(f"dropout: expected a probability in [0, 1), got {dropout}")
+    if not 0.0 <= call.dropout < 1.0:
+        raise InputError(f"dropout: expected a probability in [0, 1), got {call.dropout}")
+    if isinstance(call.scale, float) and not math.isfinite(call.scale):
+        raise InputError(f"scale: expected a finite number, got {call.scale}")
+    if context is not None and (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
+        lengths = f"{context.q_len} queries and {context.kv_len} keys"
+        raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
+
+
+def _check_tensors(call: Call) -> None:
+    for name, tensor in zip("qkv", call):
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name}: expected a tensor [batch, heads, length, width], got {quote(tensor)}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise InputError(f"{name}: expected a dense tensor, got a tensor of layout {kind}; make it dense")
+        if tensor.dim() != 4:
+            raise InputError(
+                f"{name}: expected 4 axes [batch, heads, length, width], got {tuple(tensor.shape)}"
+            )
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -175,9 +180,7 @@ def prepare(call: Call, repeats: bool = False) -> Request:
     spread = context is not None and context.shard is not None
     if q.dim() == 4 and not (q.shape[0] and q.shape[2]) and not recording() and not spread:
         pattern = mask_mod = layout = score_mod = None  # functions of indices cannot run without a query
-    check(q, k, v, call.dropout)
-    if isinstance(scale, float) and not math.isfinite(scale):
-        raise InputError(f"scale: expected a finite number, got {scale}")
+    check(call)
     scale = score_scale(scale, q.shape[3])
     by_slot = context is not None  # else the indices of a mask_mod start at 0, as in FlexAttention
     rule = combine_patterns(pattern, mask_mod, layout)
@@ -185,9 +188,6 @@ def prepare(call: Call, repeats: bool = False) -> Request:
         # Two sequences both start at 0; queries within a sequence are its last tokens.
         q_start = 0 if rule is not None and is_between_sequences(rule) else None
         context = Context(q.shape[2], k.shape[2], q_start=q_start)
-    if (context.q_len, context.kv_len) != (q.shape[2], k.shape[2]):
-        lengths = f"{context.q_len} queries and {context.kv_len} keys"
-        raise InputError(f"context: made for {lengths}, got {q.shape[2]} and {k.shape[2]}")
     limits = implied(context.whole or context)
     if rule is not None and not rule.is_static():
         bound = rule.bind(by_slot, q.device)
