@@ -14,6 +14,7 @@ from polyformer.core.ops import product_kernels
 from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.autograd import autocast_disabled, without_autocast
 from polyformer.core.ops.product_kernels import BLAS, PLAIN, PRODUCTS, LayerKernels, onednn_product
+from polyformer.core.parts import parameter
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -169,6 +170,9 @@ class _Linear(torch.autograd.Function):
 
 class Linear(nn.Linear):
     """`torch.nn.Linear` computed by the function `linear`."""
+
+    weight: Tensor = parameter()
+    bias: Tensor = parameter()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""

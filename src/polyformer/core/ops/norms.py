@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
+from polyformer.core.parts import parameter
 from polyformer.core.ranges import PositiveFloat, PositiveShare
 
 
@@ -57,6 +58,9 @@ class LayerNorm(nn.LayerNorm):
     for a vector of equal numbers, such as zeros at padding, if eps is 1e-10 or less: gradients are NaN.
     """
 
+    weight: Tensor = parameter()
+    bias: Tensor = parameter()
+
     def forward(self, input: Tensor) -> Tensor:
         """Return (x - mean) / sqrt(var + eps) * weight + bias of x [..., width].
 
@@ -99,6 +103,8 @@ class RMSNormConfig(NormConfig):
 
 class RMSNorm(nn.RMSNorm):
     """torch's RMS norm, faster for single tokens, where torch's many steps take as long as a product."""
+
+    weight: Tensor = parameter()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x / sqrt(mean(x^2) + eps) * weight, for x [..., width], in the type of the weight."""

@@ -12,6 +12,7 @@ from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.initialization import initialize
 from polyformer.core.ops.int8 import Int8Embedding, Int8Weight
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
 from polyformer.models.architectures import arguments
@@ -35,7 +36,7 @@ from polyformer.models.generation import Decode, Generated, GenerationConfig, ge
 from polyformer.models.generation.hub_format import from_hub
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
-from polyformer.nn.heads import HeadInput
+from polyformer.nn.heads import Head, HeadInput
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, Stack, build_stack, with_policy
 
 # The modules that map token ids to vectors.
@@ -49,11 +50,18 @@ class Transformer(PretrainedMixin):
     config: ModelConfig
     unpads = True  # leave padding out of the computation where this is faster
 
+    encoder: Stack | None = submodule()
+    decoder: Stack | None = submodule()
+    encoder_embedding: Embedding | None = submodule()
+    decoder_embedding: Embedding | None = submodule()
+    tokens: Table = submodule()
+    head: Head = submodule()
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         width, positions = config.hidden_size, config.max_position_embeddings
         size = config.embedding.width(width)
-        self.tokens: Table = config.embedding.tokens(config.vocab_size, width)
+        self.tokens = config.embedding.tokens(config.vocab_size, width)
         cross = config.cross()
         self.decoder_tokens: Table | None = None
         if cross is not None and not config.embedding.shared:
@@ -75,11 +83,6 @@ class Transformer(PretrainedMixin):
     def supports_recurrence(self) -> bool:
         """Return whether the model reads a text in segments and has a memory of earlier segments."""
         return self.decoder is not None and self.decoder.memory is not None
-
-    encoder: Stack | None
-    decoder: Stack | None
-    encoder_embedding: Embedding | None
-    decoder_embedding: Embedding | None
 
     @names_wrong_types
     @arguments.documented_by(ModelInputs, DecoderInputs, Labels, OutputOptions)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyformer.core.config import Config
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.parts import submodule
 from polyformer.core.ranges import PositiveFloat
 
 SubLayer = Callable[[Tensor], Tensor]
@@ -58,6 +59,9 @@ class BlockConfig(Config):
 
 class Block(nn.Module):
     """A wiring that passes x [B, T, E] through sub-layers, each [B, T, E] -> [B, T, E]."""
+
+    norms: nn.ModuleList = submodule()
+    dropout: Dropout = submodule()
 
     def __init__(self, hidden_size: int, norms: int, norm: NormConfig, dropout: float):
         super().__init__()

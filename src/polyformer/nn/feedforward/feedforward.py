@@ -27,6 +27,7 @@ from polyformer.core.ops.activations import ActivationName, activation
 from polyformer.core.ops.depthwise_convolution import depthwise_convolution
 from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear, WideLinear, activated
+from polyformer.core.parts import submodule
 from polyformer.core.ranges import FiniteFloat, PositiveFloat, PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
@@ -102,6 +103,10 @@ class DenseConfig(SizedConfig):
 class Dense(FeedForward):
     """Two linear layers around an activation: x [..., E] -> [..., E]."""
 
+    up: Linear = submodule()
+    down: Linear = submodule()
+    dropout: Dropout = submodule()
+
     def __init__(self, hidden_size: int, config: DenseConfig):
         super().__init__()
         self.activation = config.activation
@@ -143,6 +148,11 @@ class GatedConfig(SizedConfig):
 
 class Gated(FeedForward):
     """A module that maps x [..., E] to [..., E] with a gate on the inner layer."""
+
+    gate: Linear = submodule()
+    up: Linear = submodule()
+    down: Linear = submodule()
+    dropout: Dropout = submodule()
 
     def __init__(self, hidden_size: int, config: GatedConfig):
         super().__init__()

@@ -10,11 +10,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.nn.block import SubLayer
+from polyformer.nn.block import Block, SubLayer
 from polyformer.nn.depth import Active
-from polyformer.nn.feedforward import NoFeedForward
+from polyformer.nn.feedforward import FeedForward, NoFeedForward
 from polyformer.nn.memory import Memory
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
@@ -80,6 +81,11 @@ class Layer(nn.Module):
     config: the stack's. cross: the attention to a source, None for none. index: of the weights in the stack.
     """
 
+    block: Block = submodule()
+    attention: MultiHeadAttention = submodule()
+    cross_attention: MultiHeadAttention | None = submodule()
+    feedforward: FeedForward = submodule()
+
     def __init__(
         self, hidden_size: int, config: StackConfig, cross: AttentionConfig | None = None, index: int = 0
     ):
@@ -91,6 +97,7 @@ class Layer(nn.Module):
         if block.exceeds_float16:
             self.feedforward.widen()
         self.has_feedforward = not isinstance(self.feedforward, NoFeedForward)
+        self.feedforward_has_state = self.feedforward.new_state() is not None
         sublayers = 1 + (cross is not None) + self.has_feedforward
         self.block = block.for_layer(index).build(hidden_size, sublayers, config.norm, config.dropout)
         self.tokenwise = config.norm.tokenwise
@@ -139,10 +146,10 @@ class Layer(nn.Module):
 
     def transform(self, x: Tensor, call: LayerCall, new: NewStates) -> Tensor:
         """Return the feed-forward of x. Most feed-forwards compute each token alone and have no state."""
-        past = self.feedforward.new_state() if call.state else None
-        if past is None or call.state is None:
+        if call.state is None or not self.feedforward_has_state:
             return self.feedforward(x, call.context)
-        y, new["feedforward"] = self.feedforward(x, call.context, call.state.feedforward or past)
+        past = call.state.feedforward or self.feedforward.new_state()
+        y, new["feedforward"] = self.feedforward(x, call.context, past)
         return y
 
     def new_state(self, reserve: int) -> LayerState:

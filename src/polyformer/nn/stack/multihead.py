@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.functional.request import score_scale
-from polyformer.attention.mechanisms import MechanismConfig, SoftmaxConfig
+from polyformer.attention.mechanisms import Mechanism, MechanismConfig, SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.state import State
@@ -71,6 +72,12 @@ def site_of(layer: int, query: nn.Module, key: nn.Module, head_size: int, heads:
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention with its projections: x [B, T, E] -> [B, T, E]."""
+
+    query: Linear = submodule()
+    key: Linear | None = submodule()
+    value: Linear = submodule()
+    output: Linear = submodule()
+    mechanism: Mechanism = submodule()
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         super().__init__()
@@ -129,15 +136,15 @@ class MultiHeadAttention(nn.Module):
         *gates: Tensor,
     ) -> tuple[Tensor, State | None]:
         """Return attention [B, H, Tq, Dv] of heads before positions, and the next state."""
-        unrotated = q
+        unrotated, mechanism = q, self.mechanism
         if position.rotates:
             q, k = rotate(q, k, context, position, self._site())
         if isinstance(state, CompressedCache):
             assert isinstance(self.config.mechanism, SoftmaxConfig)
             scale = score_scale(self.config.mechanism.scale, self.head_size)
             terms = BoundPosition(position, self._site())
-            return state.attend(self.mechanism, scale, (q, unrotated), (k, v), context, terms)
-        plain = position.is_plain and not self.mechanism.reads_plain_positions
+            return state.attend(mechanism, scale, (q, unrotated), (k, v), context, terms)
+        plain = position.is_plain and not mechanism.reads_plain_positions
         terms = None if plain else BoundPosition(position, self._site())
         return self._attend(q, k, v, context, state, terms, *gates)
 
@@ -187,7 +194,8 @@ class MultiHeadAttention(nn.Module):
                 self._heads(k, self.key_norm),
                 split_heads(v, self.value_size),
             )
-        return split_heads(q, self.head_size), split_heads(k, self.head_size), split_heads(v, self.value_size)
+        size = self.head_size
+        return split_heads(q, size), split_heads(k, size), split_heads(v, self.value_size)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E]."""

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.attention.patterns.global_tokens import reads_marks
-from polyformer.attention.positions import Shape
+from polyformer.attention.positions import Position, Shape
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import normalize
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context, Image
 from polyformer.core.sequence.reach import Reach
 from polyformer.core.sequence.tokens import Tokens
@@ -37,6 +38,10 @@ class Stack(nn.Module):
     layer are recomputed in the backward pass. Memory: a single layer plus one tensor per layer; time: a third
     more.
     """
+
+    position: Position = submodule()
+    layers: nn.ModuleList = submodule()
+    final_norm: nn.Module = submodule()
 
     def __init__(
         self,
@@ -133,13 +138,13 @@ class Stack(nn.Module):
         """
         if context.q_doc is not None:
             self.mechanism.require("supports_packing")
-        checkpoints = self.checkpoints
+        position, checkpoints = self.position, self.recompute and self.checkpoints
         new_states: list[LayerState] = []
         calls = self.calls(context, source, states, pos.device)
         for index, (layer, call) in enumerate(zip(self.sequence, calls), self.layer_range.start):
             # The embedding sum contains the positions of layer 0 already.
-            if index and self.position.embeds_layers:
-                x = self.position.embed(x, pos, index)
+            if index and position.embeds_layers:
+                x = position.embed(x, pos, index)
             if collect is not None:
                 collect.append(x)
             x, state = run_checkpointed(layer, layer, x, call) if checkpoints else layer(x, call)
