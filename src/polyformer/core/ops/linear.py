@@ -52,6 +52,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     other = active_backend.get()
     if other is not None and not torch.is_grad_enabled():
         return other.linear(x, weight, bias)
+    return chosen_linear(x, weight, bias)
+
+
+def chosen_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `linear` eagerly, by the library that is fastest for this size."""
     if x.numel() * weight.shape[0] <= SMALL or (kernels := _kernels(x, weight)) is PLAIN:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and (
@@ -190,6 +195,58 @@ class Linear(nn.Linear):
 def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
     """Return whether the layer is this module's `Linear`, without hooks."""
     return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+JOINED = 1 << 16
+"""The largest weight in a joint product: a larger one is read from memory, which takes longer than a call."""
+
+
+class JointProducts:
+    """A loop of small products whose weights do not change, such as decoding: use it as a context.
+
+    Small layers that read the same input (`linears`) are one product inside, of a copy of their weights that
+    lives as long as this object: three small products take three times as long as one.
+    """
+
+    def __init__(self) -> None:
+        self.joints: dict[
+            int, tuple[Tensor, Tensor | None, list[int]] | None
+        ] = {}  # by id of the first layer
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the same as the function `linear`."""
+        return chosen_linear(x, weight, bias)
+
+    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
+        """Compute the same as the function `linears`, by one product if the layers are small and plain."""
+        key = id(layers[0])
+        if key not in self.joints:
+            self.joints[key] = _joint(layers)
+        joint = self.joints[key]
+        if joint is None:
+            return [layer(x) for layer in layers]
+        weight, bias, sizes = joint
+        return chosen_linear(x, weight, bias).split_with_sizes(sizes, -1)
+
+    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
+        """Compute the same as the function `activated`."""
+        return ACTIVATIONS[activation](layer(x))
+
+    def __enter__(self) -> None:
+        self.token = active_backend.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        active_backend.reset(self.token)
+
+
+def _joint(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None, list[int]] | None:
+    """Return a weight, a bias and the numbers of outputs of small plain layers; None for other layers."""
+    plain = [layer for layer in layers if is_plain(layer) and layer.weight.numel() <= JOINED]
+    if len(plain) < len(layers) or len({layer.weight.dtype for layer in plain}) > 1:
+        return None
+    sizes = [layer.out_features for layer in plain]
+    weight = torch.cat([layer.weight.detach() for layer in plain])
+    return weight, stacked_bias([layer.bias for layer in plain], sizes), sizes
 
 
 class WideLinear(Linear):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
+from polyformer.core.ops.linear import JointProducts
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity, captures_by_default
@@ -176,9 +177,7 @@ class Decoder:
             device = next(model.parameters()).device
             by_default = captures_by_default(model, device, max_new_tokens)
         self.compiled = CompiledSteps(model, by_default) if compile or by_default else None
-        self.packed: PackedWeights | contextlib.nullcontext[None] | None = (
-            None  # chosen by the number of rows of the first step
-        )
+        self.packed: PackedWeights | JointProducts | None = None  # chosen by the rows of the first step
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -264,11 +263,11 @@ class Decoder:
         most = length + self.max_new_tokens
         return most if self.compiled is None else capacity(most)
 
-    def _packed(self, rows: int) -> "PackedWeights | contextlib.nullcontext[None]":
+    def _packed(self, rows: int) -> PackedWeights | JointProducts:
         """Return the context of steps with this number of rows: with packed weights if they repay."""
         packs = self.max_new_tokens >= PACK_FOR_STEPS and not self.recomputes and self._is_large()
         if not packs:
-            return contextlib.nullcontext() if self.compiled is None else PackedWeights(None, rows)
+            return JointProducts() if self.compiled is None else PackedWeights(None, rows)
         owner = self.weights_owner
         return PackedWeights(PackedCopies() if owner is None else packed_copies(owner), rows)
 

@@ -73,7 +73,7 @@ class GrowingTexts:
         self.inputs = [row // copies for row in range(count)]  # of the active rows
         self.rules, self.step = rules, 0
         self.text = torch.cat([history, history.new_zeros(count, rules.max_new_tokens)], 1)
-        self.output = history.new_full((count, rules.max_new_tokens), rules.pad)
+        self.output = history.new_full((count, rules.max_new_tokens), rules.pad)  # of the rows that have left
         self.lengths = history.new_zeros(count)
         single = torch.promote_types(dtype, torch.float32)
         self.scores = torch.zeros(count, dtype=single, device=history.device)
@@ -89,14 +89,12 @@ class GrowingTexts:
 
         Returns the rows that continue; None if there are none.
         """
-        now, step = self.prompt + self.step, self.step
+        now = self.prompt + self.step
         self.text[:, now] = token
-        self.output[self.alive, step] = token
-        self.lengths[self.alive] += 1
         # Of the model's own distribution, before the processors.
         self.scores[self.alive] += log_probability(logits.to(self.scores.dtype), token)
         if self.rules.streamer is not None:
-            self.rules.streamer(self.output[:, step])
+            self.rules.streamer(self._of_all_rows(token))
         self.step += 1
         if self.step == self.rules.max_new_tokens:
             return None
@@ -109,13 +107,26 @@ class GrowingTexts:
         if not count:
             return slice(None)
         stay = (~ended).nonzero().squeeze(1)
+        self._store()  # of the rows that leave this is the last time
         self.alive = stay if isinstance(self.alive, slice) else self.alive[stay]
         self.text = self.text[stay]
         self.inputs = [self.inputs[row] for row in stay.tolist()]
         return stay
 
+    def _store(self) -> None:
+        """Copy the new tokens of the active rows to the output."""
+        self.output[self.alive, : self.step] = self.text[:, self.prompt : self.prompt + self.step]
+        self.lengths[self.alive] = self.step
+
+    def _of_all_rows(self, token: Tensor) -> Tensor:
+        """Return the tokens [A] of the active rows with `pad` for the others: [N]."""
+        if isinstance(self.alive, slice):
+            return token
+        return token.new_full((len(self.output),), self.rules.pad).index_copy_(0, self.alive, token)
+
     def result(self) -> SearchResult:
         """Return all rows, in their order."""
+        self._store()
         return SearchResult(self.output, self.lengths, self.scores)
 
 
