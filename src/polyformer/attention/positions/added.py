@@ -117,10 +117,13 @@ class Learned(Position):
         table = self.tables._modules.get(str(layer))  # faster than an index
         if table is None:
             return x
-        if self.max_positions is not None:
-            check_positions(pos, self.max_positions)
-        # Positions [T] or [B, T] give vectors [T, E] or [B, T, E], which broadcast to x.
-        return x + table(pos + self.offset if self.offset else pos)
+        try:
+            # Positions [T] or [B, T] give vectors [T, E] or [B, T, E], which broadcast to x.
+            return x + table(pos + self.offset if self.offset else pos)
+        except IndexError:
+            if self.max_positions is not None:
+                check_positions(pos, self.max_positions)
+            raise
 
 
 Layout = Literal["pairs", "halves"]

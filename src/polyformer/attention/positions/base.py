@@ -139,10 +139,8 @@ class Position(nn.Module):
         if "embed" in cls.__dict__ and "embeds_layers" not in cls.__dict__:
             cls.embeds_layers = True
 
-    @property
-    def rotates_parts(self) -> bool:
-        """Whether `parts` may return sets of pairs."""
-        return False
+    rotates_parts: bool = False
+    """Whether `parts` may return sets of pairs."""
 
     @property
     def is_plain(self) -> bool:

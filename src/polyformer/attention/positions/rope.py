@@ -204,17 +204,13 @@ class Rope(Position):
         self.config, self.width = config, int(head_size * config.fraction)
         self.pairs = ChannelPairs(config.layout, self.width)
         self.per_layer = config.per_layer
+        self.rotates_parts = isinstance(config.extension, LengthExtensionConfig)
         if self.width < 2 or self.width % 2:
             raise InputError(
                 f"fraction: expected an even number of rotated channels, got {self.width} "
                 f"({config.fraction} of head_size {head_size}); change one of the two, or the rotary_size of "
                 "latent attention"
             )
-
-    @property
-    def rotates_parts(self) -> bool:
-        """Whether sets of pairs are rotated by different angles."""
-        return isinstance(self.config.extension, LengthExtensionConfig)
 
     def rotate(self, q: Tensor, k: Tensor, context: Context, site: Site) -> tuple[Tensor, Tensor]:
         """Return R_i q_i and R_j k_j."""

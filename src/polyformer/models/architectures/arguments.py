@@ -39,12 +39,16 @@ def check_labels(labels: object, sentence_labels: object, tokens: bool) -> None:
         )
 
 
-def check_ids(name: str, ids: object, vocab_size: int) -> None:
-    """Raise `InputError` unless `ids` are integers [B, T] and, if values are checked, in the vocabulary."""
+def check_ids(name: str, ids: object) -> None:
+    """Raise `InputError` unless `ids` are integers [B, T]."""
     if not isinstance(ids, Tensor):
         raise expected_ids(name, ids)
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputError(f"{name}: expected integer ids [batch, length], got {ids.dtype} {tuple(ids.shape)}")
+
+
+def check_vocabulary(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raise `InputError` for ids outside the vocabulary, if the host knows the values."""
     if (known := bounds(ids)) is not None:
         low, high = known
         if low < 0 or high >= vocab_size:

@@ -32,6 +32,7 @@ from polyformer.models.architectures.arguments import (
     check_inputs,
     check_source_spans,
     check_state,
+    check_vocabulary,
 )
 from polyformer.models.architectures.context_parallel import check_context_parallel, choose_shard
 from polyformer.models.architectures.unpadding import unpadding
@@ -160,15 +161,29 @@ class StackRunner:
 
     def _check(self, inputs: ModelInputs, state: ModelState | None, cached: bool) -> None:
         """Raise `InputError` for invalid inputs, with the names that the inputs have in `forward`."""
-        # The target of an encoder-decoder has these names.
-        prefix = "decoder_" if self.name == "decoder" and self.config.encoder else ""
-        check_ids(f"{prefix}input_ids", inputs.input_ids, self.config.vocab_size)
+        prefix, ids = self._prefix, inputs.input_ids
+        check_ids(f"{prefix}input_ids", ids)
+        assert ids is not None
+        if GROUPS_IN_USE or not self._lookup_checks(ids):
+            check_vocabulary(f"{prefix}input_ids", ids, self.config.vocab_size)
         if state is not None and cached:
-            assert inputs.input_ids is not None
-            check_state(state, ModelState, self.stack, inputs.input_ids.shape[0])
+            check_state(state, ModelState, self.stack, ids.shape[0])
         # RoBERTa's padding has the row before position 0.
         rows_before = getattr(self.stack.position, "offset", 0)
         check_inputs(inputs, state.tokens.seen if state else 0, prefix, rows_before)
+
+    @property
+    def _prefix(self) -> str:
+        """Return the beginning of the names of arguments: the target of an encoder-decoder has its own."""
+        return "decoder_" if self.name == "decoder" and self.config.encoder else ""
+
+    def _lookup_checks(self, ids: Tensor) -> bool:
+        """Return whether the token table refuses ids outside the vocabulary, as torch's does on a CPU."""
+        table, rows = self.tokens, self.config.vocab_size
+        whole = (
+            type(table) is nn.Embedding and table.num_embeddings == rows and not self.stack.layer_range.start
+        )
+        return whole and ids.is_cpu
 
     def _is_unrestricted(self) -> bool:
         """Return whether in all layers every token attends to its document (or all before it)."""
@@ -284,7 +299,11 @@ class StackRunner:
 
     def _embed(self, ids: Tensor, pos: Tensor, inputs: ModelInputs) -> Tensor:
         """Return the input of the first layer that runs; in later pipeline stages `inputs_embeds`."""
-        vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        try:
+            vectors = self.tokens(ids) if inputs.inputs_embeds is None else inputs.inputs_embeds
+        except IndexError:  # of a lookup on a CPU
+            check_vocabulary(f"{self._prefix}input_ids", ids, self.config.vocab_size)
+            raise
         # A later pipeline stage gets hidden states, not token vectors.
         if self.stack.layer_range.start:
             return vectors
