@@ -25,6 +25,15 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Ten
     return tensors[0], tensors[1], tensors[2], labels
 
 
+@pytest.fixture(autouse=True)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks for any number of logits, or with `BOTH_FORMS` all logits at once too."""
+    monkeypatch.setattr(cross_entropy, "FEW", getattr(request, "param", 0))
+
+
+BOTH_FORMS = pytest.mark.parametrize("few", [0, 1 << 18], ids=["chunks", "at once"], indirect=True)
+
+
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Four tokens a chunk."""
@@ -32,6 +41,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     return 4
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize(
     ("smoothing", "biased", "tokens"), pairwise([0.0, 0.1], [False, True], [1, 2, 5, 6, 7, 17])
 )
@@ -47,6 +57,7 @@ def test_it_is_torch_cross_entropy(tokens: int, biased: bool, smoothing: float, 
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize("fixed", [0, 1, 2])
 def test_only_what_learns_gets_a_gradient(fixed: int):
     tensors = list(inputs(7))
@@ -56,6 +67,7 @@ def test_only_what_learns_gets_a_gradient(fixed: int):
         assert (tensor.grad is None) == (i == fixed)
 
 
+@BOTH_FORMS
 def test_a_graph_that_is_kept_gives_its_gradients_again():
     hidden, weight, bias, labels = inputs(7)
     wanted = [hidden, weight, bias]
@@ -68,6 +80,7 @@ def test_a_graph_that_is_kept_gives_its_gradients_again():
         assert torch.equal(again, copy)
 
 
+@BOTH_FORMS
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_second_order_gradients_are_those_of_torch(dtype: torch.dtype, smoothing: float, small_chunks: int):
@@ -88,6 +101,7 @@ def test_second_order_gradients_are_those_of_torch(dtype: torch.dtype, smoothing
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
+@BOTH_FORMS
 def test_without_labels_the_loss_is_zero_and_so_are_gradients():
     hidden, weight, bias, labels = inputs(5)
     loss = linear_cross_entropy(hidden, weight, bias, torch.full_like(labels, -100), 0.1)
@@ -111,6 +125,21 @@ def test_rows_that_fill_up_a_step_count_for_nothing(tokens: int, monkeypatch: py
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+@BOTH_FORMS
+def test_a_token_without_a_label_has_no_effect_even_if_it_is_not_finite():
+    hidden, weight, bias, labels = inputs(7)
+    loss = linear_cross_entropy(hidden, weight, bias, labels)
+    expected = torch.autograd.grad(loss, [hidden, weight, bias])
+    with torch.no_grad():
+        hidden[0] = torch.nan
+    again = linear_cross_entropy(hidden, weight, bias, labels)
+    assert labels[0] == -100
+    assert torch.equal(again, loss)
+    for mine, before in zip(torch.autograd.grad(again, [hidden, weight, bias]), expected):
+        assert torch.equal(mine, before)
+
+
+@BOTH_FORMS
 def test_unlikely_labels_keep_their_loss():
     """A probability that rounds to zero has a logarithm all the same."""
     logits = torch.tensor([[0.0, 500.0, -500.0], [-3e4, 3e4, 0.0]], requires_grad=True)
@@ -121,12 +150,14 @@ def test_unlikely_labels_keep_their_loss():
     torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
 
 
+@BOTH_FORMS
 def test_leading_axes_are_kept_out_of_it():
     hidden, weight, _, labels = inputs(12)
     loss = linear_cross_entropy(hidden.view(3, 4, WIDTH), weight, None, labels.view(3, 4))
     assert torch.equal(loss, linear_cross_entropy(hidden, weight, None, labels))
 
 
+@BOTH_FORMS
 def test_it_passes_gradcheck(small_chunks: int):
     hidden, weight, bias, labels = inputs(9)
     assert torch.autograd.gradcheck(

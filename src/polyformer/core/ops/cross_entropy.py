@@ -8,6 +8,8 @@ weights; then the logits are freed. Memory: one chunk; products: the usual three
 Precision: logits, the loss and sums over chunks have at least float32. On a GPU under autocast the factors of
 the three products have autocast's type, and the vocabulary is filled up to a multiple of `ALIGNED`: the
 products of a large vocabulary take more time than a small model. On a CPU the products are in float32.
+
+A few logits (`FEW`) are computed at once, as in the definition: the steps of a chunk would take longer.
 """
 
 from collections.abc import Iterator
@@ -28,6 +30,9 @@ CHUNK_ENTRIES = 1 << 25
 
 The gradient of the weights is in memory anyway. The limit depends on memory only, not on the processor.
 """
+
+FEW = 1 << 18
+"""The most logits that are computed at once."""
 
 ALIGNED = 64
 """On a GPU tensor cores read rows of whole cache lines: 128 bytes in half precision."""
@@ -78,7 +83,36 @@ def linear_cross_entropy(
     # A masked language model predicts only one token in seven.
     tokens = None if torch.compiler.is_compiling() else _labelled(labels)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    if tokens is not None and rows is None and _is_small(hidden, weight):
+        total = _total(hidden, weight, bias, labels, tokens, smoothing, hidden.dtype)
+        return total / max(len(tokens), 1)
     return _LinearCrossEntropy.apply(hidden, weight, bias, labels, tokens, smoothing, rows)
+
+
+def _is_small(hidden: Tensor, weight: Tensor) -> bool:
+    """Return whether logits are few, and have the type of the hidden states and the weight."""
+    exact = hidden.dtype == weight.dtype and hidden.dtype in (torch.float32, torch.float64)
+    return exact and len(hidden) * len(weight) <= FEW and not torch._C._is_any_autocast_enabled()
+
+
+def _total(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    tokens: Tensor | None,
+    smoothing: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the summed cross-entropy of softmax(hidden weight^T + bias), the definition, in `dtype`.
+
+    Of the `tokens` only, which are all tokens with a label: a NaN elsewhere has no effect.
+    """
+    if tokens is not None and len(tokens) < len(labels):
+        hidden, labels = hidden.index_select(0, tokens), labels.index_select(0, tokens)
+    logits = F.linear(hidden, weight.to(hidden.dtype)).to(dtype)
+    logits = logits if bias is None else logits + bias
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum")
 
 
 def _labelled(labels: Tensor) -> Tensor:
@@ -160,14 +194,8 @@ def _differentiable(
     x, matrix, offset = views
     assert x is not None
     assert matrix is not None
-    if tokens is not None:
-        x, labels = x.index_select(0, tokens), labels.index_select(0, tokens)
     with without_autocast(x):
-        logits = F.linear(x, matrix.to(x.dtype)).to(factor.dtype)
-        logits = logits if offset is None else logits + offset
-        total = F.cross_entropy(
-            logits, labels, ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
-        )
+        total = _total(x, matrix, offset, labels, tokens, smoothing, factor.dtype)
     wanted = [view for view in views if view is not None and view.requires_grad]
     gradients = iter(torch.autograd.grad(total, wanted, factor, create_graph=True))
     return [next(gradients) if view is not None and view.requires_grad else None for view in views]
