@@ -25,7 +25,7 @@ from polyformer.core.host_values import (
 from polyformer.core.ops import cross_entropy
 from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.tokens import NO_TOKENS
-from polyformer.models.architectures.arguments import check_ids, check_mask
+from polyformer.models.architectures.arguments import check_mask, check_vocabulary
 
 
 def known(values: Tensor) -> Tensor:
@@ -49,12 +49,12 @@ def test_values_are_known_until_the_tensor_changes():
 
 def test_a_batch_on_a_device_is_checked_like_one_on_the_host():
     with pytest.raises(InputError, match="input_ids: expected ids from 0 to 4, got 0 to 5"):
-        check_ids("input_ids", known(torch.tensor([[0, 5]])), 5)
+        check_vocabulary("input_ids", known(torch.tensor([[0, 5]])), 5)
     with pytest.raises(InputError, match="attention_mask: expected 1 for tokens that count"):
         check_mask("attention_mask", known(torch.tensor([[0, 2]])), (1, 2))
     with pytest.raises(InputError, match="labels: expected numbers from 0 to 3, or -100, got 0 to 4"):
         check_labels(known(torch.tensor([4, IGNORED])), torch.Size([2]), 4)
-    check_ids("input_ids", torch.tensor([[0, 5]]).to("meta"), 5)  # nothing is known
+    check_vocabulary("input_ids", torch.tensor([[0, 5]]).to("meta"), 5)  # nothing is known
 
 
 @pytest.mark.parametrize("hidden", [0, 1])
