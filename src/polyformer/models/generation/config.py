@@ -294,7 +294,10 @@ def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> Gene
     `num_beams=1` reset all settings of the method that they turn off. Raises `InputError` for an unknown
     name, with the nearest name.
     """
-    tree = config.to_dict()
+    if not settings:
+        return config
+    # Parts stay as they are until a setting changes them.
+    tree: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     named = {HUB_NAMES.get(name, name): value for name, value in settings.items()}
     alpha = named.get("penalty_alpha", config.contrastive.penalty_alpha)
     if alpha and named.get("top_k") is not None and not named.get("do_sample"):  # as in transformers
@@ -304,12 +307,14 @@ def with_settings(config: GenerationConfig, settings: Mapping[str, Any]) -> Gene
         if name in named and named[name] == off:
             tree[SETTING_PATHS[name][0]] = {}
     if named.get("max_new_tokens") is not None:
-        tree["whole"]["max_length"] = None
+        tree["whole"] = dataclasses.replace(config.whole, max_length=None)
     elif named.get("max_length") is not None:
         tree["max_new_tokens"] = None
     for name, value in named.items():
         *part, last = SETTING_PATHS[name]
         plural = name in ("eos", "stop") and isinstance(value, int | str)
+        if part and isinstance(tree[part[0]], Config):
+            tree[part[0]] = tree[part[0]].to_dict()
         place = tree[part[0]] if part else tree
         if not isinstance(place, dict):
             raise InputError(f"{part[0]} and {name}: expected one of the two, got both")
