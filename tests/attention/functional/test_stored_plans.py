@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from pairwise import pairwise
 from polyformer.attention.functional import plan
-from polyformer.attention.functional.attend import attend, explain
+from polyformer.attention.functional.attend import attend, explain, plan_key
 from polyformer.attention.functional.backends import sdpa
 from polyformer.attention.functional.backends.tiled import run as tiled
 from polyformer.attention.functional.relative import Relative
+from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Global, Window
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.ops.softmax import recorded
@@ -250,6 +252,28 @@ def test_the_store_is_bounded(planned: list[int], monkeypatch: pytest.MonkeyPatc
     attend(*squares(length=30), pattern="Window(4)")
     assert list(stored._plans) == latest
     assert len(planned) == before + 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+def test_a_call_that_a_tracer_or_a_transform_looks_into_has_no_key():
+    q, k, v = squares()
+    keys = [plan_key(Call(q, k, v))]
+
+    def call(q: torch.Tensor) -> torch.Tensor:
+        keys.append(plan_key(Call(q, k, v)))
+        return q.sum()
+
+    torch.func.grad(call)(q)
+    torch.jit.trace(call, (q,), check_trace=False)
+    with forward_ad.dual_level():
+        call(q)
+    assert keys[0] is not None
+    assert keys[1:] == [None] * 3
+
+
+def test_a_request_counts_the_scores_of_all_rows_and_heads():
+    q, k = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
+    assert prepare(Call(q, k, k)).pairs == 2 * 6 * 5 * 7
 
 
 def test_who_looks_at_weights_or_wants_gradients_is_not_passed_by(monkeypatch):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyformer.attention.positions import RopeConfig
 from polyformer.core.errors import InputError
+from polyformer.core.sequence.tokens import Tokens
 from polyformer.models.architectures import Transformer
 from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.memory import CompressiveConfig, compressive
@@ -170,6 +171,14 @@ def test_no_document_sees_another_and_no_padding_counts(training: bool):
     same(torch.cat(changed, 1)[0, 4:], torch.cat(ours, 1)[0, 4:])
     same(torch.cat(changed, 1)[1, 2:], torch.cat(ours, 1)[1, 2:])
     assert state.tokens.valid.tolist()[0][:COMPRESSED] == [False, True]
+
+
+def test_a_group_is_real_only_if_all_its_tokens_are_of_one_document():
+    """A new document may begin at the last token of a group alone."""
+    memory = model_of(length=2, compressed_length=4).decoder.memory
+    numbers = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
+    remembered = memory.remembered_tokens(Tokens(8, doc=numbers))
+    assert remembered.valid.tolist() == [[False, True, True, True], [True, False, True, True]]
 
 
 def test_positions_go_on_without_a_gap():
