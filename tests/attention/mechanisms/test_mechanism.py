@@ -19,7 +19,7 @@ from polyformer.attention.mechanisms import (
     SoftmaxConfig,
     SVDConfig,
 )
-from polyformer.attention.mechanisms.base import CAPABILITIES, LEGACY_PLAIN_KINDS, Mechanism, MechanismConfig
+from polyformer.attention.mechanisms.base import CAPABILITIES, Mechanism, MechanismConfig
 from polyformer.attention.patterns import Global, Window
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
@@ -42,15 +42,6 @@ def test_what_is_not_there_is_refused_with_the_way_out():
     message = "mechanism '' cannot run in a decoder: it sees later tokens; use 'softmax', which takes"
     assert str(caught.value) == f"{message} sparse patterns"
     Blind().require("supports_packing")
-
-
-@pytest.mark.parametrize("kind", LEGACY_PLAIN_KINDS)
-def test_what_was_saved_as_plain_is_the_definition(kind: str):
-    for plain, backend in ((False, "auto"), (True, "definition")):
-        config = MechanismConfig.from_dict({"kind": kind, "plain": plain})
-        assert config.to_dict()["backend"] == backend
-    with pytest.raises(InputError, match=r"unknown option of .* 'plain'"):
-        MechanismConfig.from_dict({"kind": "softmax", "plain": True})
 
 
 def test_patterns_are_of_a_sequence_and_itself():

@@ -19,9 +19,6 @@ from polyformer.core.state import State
 MechanismBackend = Literal["auto", "definition"]
 """Values of `backend` for a mechanism with its own fast implementation: that, or the plain equation."""
 
-LEGACY_PLAIN_KINDS = "lsh", "memory_compressed", "performer", "rfa", "routing", "sinkhorn", "sort_cut"
-"""Kinds whose old configs have an option `plain`; `plain=True` is now `backend="definition"`."""
-
 
 class ScoreTerms(Protocol):
     """The effect of a position scheme on scores, computed when all keys k of the queries q are known."""
@@ -168,9 +165,6 @@ class MechanismConfig(Config):
         if isinstance(data, str) and (name := first_name(data)) not in cls.kinds:
             error = unknown(f"mechanism or pattern of {where}", name, {*cls.kinds, *Pattern.registry})
             raise InputError(f"{error}; expected {cls.notations()}")
-        # Configs saved before `backend` replaced `plain` must still load.
-        if isinstance(data, dict) and data.get("kind", cls.kind) in LEGACY_PLAIN_KINDS:
-            data = _with_backend(data)
         return super().expanded(data, where)
 
     @classmethod
@@ -241,16 +235,6 @@ class MechanismConfig(Config):
                 f"mechanism {quote(self.kind)} cannot {CAPABILITIES[ability]}{reason}; "
                 f"use {self.instead}{way}"
             )
-
-
-def _with_backend(data: dict[str, object]) -> dict[str, object]:
-    """Return the same options with `backend="definition"` for `plain=True`."""
-    plain = data.get("plain")
-    if not isinstance(plain, bool):
-        return data
-    rest = {name: value for name, value in data.items() if name != "plain"}
-    # `plain=False` was the default, as `backend="auto"` is now.
-    return {**rest, "backend": "definition"} if plain else rest
 
 
 def check_head_size(head_size: int) -> None:
