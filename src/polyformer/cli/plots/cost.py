@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
 from polyformer.models.architectures import Transformer, VisionTransformer
 
 
@@ -50,7 +51,8 @@ def image_cost(model: VisionTransformer) -> Cost:
 
 def _cost(model: Any, inputs: dict[str, Any], length: int, cache: int | None) -> Cost:
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    # The counter knows torch's products; in a real pass oneDNN's would count for nothing.
+    with torch.no_grad(), PRODUCTS.using(ProductKernels()), counter:
         # Not model(...): the counter's hooks would unpack the output, and compute the logits twice.
         _ = model.eval().forward(**inputs).logits
     return Cost(length, counter.get_total_flops(), _kept(model, inputs, length), cache)
