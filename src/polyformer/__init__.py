@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyformer.models.architectures import Transformer as Transformer
     from polyformer.models.attached.attach import attach as attach
     from polyformer.models.attached.attach import detach as detach
-    from polyformer.models.attached.explain import explain as explain
+    from polyformer.models.attached.attach import explain as explain
     from polyformer.models.checkpoints import from_pretrained as from_pretrained
     from polyformer.models.config import ModelConfig as ModelConfig
     from polyformer.models.generation import GenerationConfig as GenerationConfig
@@ -54,7 +54,7 @@ __getattr__, __dir__ = lazy_names(
         "context_parallel": "core.sequence.context_parallel",
         "create_model": "models.presets",
         "detach": "models.attached.attach",
-        "explain": "models.attached.explain",
+        "explain": "models.attached.attach",
         "fit": "training.recipes",
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",

@@ -18,7 +18,7 @@ from polyformer.attention.patterns import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
-from polyformer.models.architectures.weight_files import ALIGNMENT
+from polyformer.models.architectures.weights import ALIGNMENT
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import MODELS
 from polyformer.nn.depth.exits.exits import ExitsConfig

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polyformer.models.architectures import *
     from polyformer.models.attached.attach import attach as attach
     from polyformer.models.attached.attach import detach as detach
-    from polyformer.models.attached.explain import explain as explain
+    from polyformer.models.attached.attach import explain as explain
     from polyformer.models.checkpoints import *
     from polyformer.models.config import ModelConfig as ModelConfig
     from polyformer.models.export import *
@@ -30,7 +30,7 @@ __getattr__, __dir__ = lazy_names(
         "ModelState": "outputs",
         "attach": "attached.attach",
         "detach": "attached.attach",
-        "explain": "attached.explain",
+        "explain": "attached.attach",
     },
     ["architectures", "checkpoints", "export", "generation", "presets"],
 )

@@ -8,8 +8,7 @@ it.
 Needs transformers (`pip install 'polyformer[hub]'`). See docs/transformers.md.
 """
 
-from polyformer.models.attached.attach import attach, detach
-from polyformer.models.attached.explain import explain
+from polyformer.models.attached.attach import attach, detach, explain
 from polyformer.models.attached.registration import NAME
 
 __all__ = ["NAME", "attach", "detach", "explain"]

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.models.architectures.weight_files import load_weights
+from polyformer.models.architectures.weights import load_weights
 from polyformer.models.generation import GenerationConfig
 from polyformer.models.presets import create_model
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from polyformer import InputError, create_model
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation.config import with_settings
-from polyformer.models.generation.dola import candidate_layers, contrasted, divergence
 from polyformer.models.generation.hub_format import from_hub
+from polyformer.models.generation.processors import candidate_layers, contrasted, divergence
 from polyformer.models.generation.search import contrast
 
 LENGTHS = (4, 1, 6)

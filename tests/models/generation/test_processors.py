@@ -3,9 +3,12 @@
 import torch
 
 from polyformer.models.generation import SamplingConfig
-from polyformer.models.generation.constraints import forbidden, forced, no_bad_words, no_repeat
 from polyformer.models.generation.processors import (
+    forbidden,
+    forced,
     min_p,
+    no_bad_words,
+    no_repeat,
     process,
     repetition_penalty,
     sampling_processors,

@@ -14,7 +14,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.core.errors import Caution
 from polyformer.models.architectures import Transformer
-from polyformer.models.generation.recomputing import warn_of_recomputing
+from polyformer.models.generation.prefill import warn_of_recomputing
 
 
 @pytest.fixture(autouse=True)

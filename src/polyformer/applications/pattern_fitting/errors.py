@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from polyformer.applications.pattern_fitting.candidates import pair_counts
 from polyformer.applications.pattern_fitting.copied_spans import TextWithCopies, number_of_copies, with_copies
 from polyformer.applications.pattern_fitting.nested import QueryRun, nested_outputs, nested_steps
-from polyformer.attention.functional.dense_pairs import ExactWeights
+from polyformer.attention.functional.backends.definition import ExactWeights
 from polyformer.attention.functional.request import Request, observed
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Full, Pattern

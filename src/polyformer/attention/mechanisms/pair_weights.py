@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.attend import attend_call
-from polyformer.attention.functional.dense_pairs import DensePairs
+from polyformer.attention.functional.backends.definition import DensePairs
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink
 from polyformer.attention.functional.request import Call, prepare

@@ -46,13 +46,13 @@ from polyformer.core.files import (
 from polyformer.core.limits import JSON_BYTES, YAML_BYTES
 from polyformer.core.parsing import parse_json, parse_yaml
 from polyformer.core.paths import refuse_links
-from polyformer.models.architectures.weight_files import (
+from polyformer.models.architectures.weights import (
     check_layers,
+    check_trainable,
     load_weights,
     read_unused_tensors,
     write_unused_tensors,
 )
-from polyformer.models.architectures.weights import check_trainable
 
 LABELS = "labels.json"
 
@@ -207,7 +207,7 @@ class PretrainedMixin(nn.Module):
 
     generation: settings for `generate`, as in generation_config.json; None for the defaults.
     unused_tensors: tensors of the model's public checkpoint that no computation uses, by name; see
-    `polyformer.models.architectures.weight_files`.
+    `polyformer.models.architectures.weights`.
     record: of the run from which the model was loaded, for its card; None without a run.
     labels: the names of its labels; empty if they are not known, or only in the origin of its configuration.
     folder: the folder from which it was loaded, which may contain its tokenizer; None for a new model.

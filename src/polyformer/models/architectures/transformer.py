@@ -27,10 +27,9 @@ from polyformer.models.architectures.arguments import (
 )
 from polyformer.models.architectures.context_parallel import mean_loss_over_group
 from polyformer.models.architectures.exit_loss import ExitLoss
-from polyformer.models.architectures.freezing import freeze_pretrained_parameters
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.architectures.stack_runner import StackOutput, StackRunner
-from polyformer.models.architectures.weights import quantize_weights
+from polyformer.models.architectures.weights import freeze_pretrained_parameters, quantize_weights
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.models.generation.hub_format import from_hub

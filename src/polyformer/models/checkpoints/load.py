@@ -21,8 +21,15 @@ from polyformer.core.paths import checked_path, refuse_links
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation, read_labels
-from polyformer.models.architectures.weight_files import check_layers, load_weights, read_unused_tensors
-from polyformer.models.architectures.weights import STORED, WEIGHTS, check_trainable, with_weights
+from polyformer.models.architectures.weights import (
+    STORED,
+    WEIGHTS,
+    check_layers,
+    check_trainable,
+    load_weights,
+    read_unused_tensors,
+    with_weights,
+)
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import add_memory, convert
 from polyformer.models.checkpoints.family import FAMILIES, Family

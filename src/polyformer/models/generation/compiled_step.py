@@ -10,6 +10,8 @@ without a compiler.
 A graph is kept with the model for the next call. It is valid as long as recording would give the same graph:
 no attribute of a module has changed, no parameter has moved, and no packed copy of the weights was dropped.
 Outdated copies of int8 weights, which are attributes, were replaced while the model read the prompt.
+
+`CudaGraph` repeats all kernels of a function by one launch, without the time of launching each.
 """
 
 import dataclasses
@@ -28,10 +30,48 @@ from polyformer.core.errors import InputError, caution
 from polyformer.core.instrumentation import collecting
 from polyformer.core.ops.autograd import autocast_device, is_autocast
 from polyformer.core.recorded_graph import ValueReadError, record
-from polyformer.models.generation.cuda_graph import CudaGraph
 from polyformer.models.generation.fixed_step import FixedStep
 from polyformer.models.generation.packed_weights import PackedCopies
 from polyformer.models.outputs import ModelState
+
+WARM_UP = 2
+"""Runs before the capture, in which libraries allocate their workspaces."""
+
+
+class CudaGraph:
+    """A function of tensors as a CUDA graph.
+
+    inputs: copies of the inputs, which are the graph's memory. outputs: overwritten by every run.
+
+    Args:
+        function: any function of CUDA tensors that neither reads their values nor copies from the CPU. It may
+            change inputs in place, if running it again on the changed inputs changes nothing.
+        inputs: tensors of the forms of all calls.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]):
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self.device = inputs[0].device
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    function(*self.inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
+
+    def run(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Return the function of tensors; what it changes in place changes in `inputs` only."""
+        for own, x in zip(self.inputs, tensors, strict=True):
+            if own is not x:
+                own.copy_(x)
+        with torch.cuda.device(self.device):
+            self.graph.replay()
+        return [output.clone() for output in self.outputs]
+
 
 MOST_KEPT = 4
 """The most graphs kept with a model; on a GPU each has buffers for the KV cache."""

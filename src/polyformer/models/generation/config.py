@@ -116,7 +116,7 @@ class ContrastiveConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DolaConfig(Config):
-    """Decoding by contrasting layers, with `dola_layers` (`generation/dola.py`)."""
+    """Decoding by contrasting layers, with `dola_layers` (`generation/processors.py`)."""
 
     dola_layers: Literal["low", "high"] | tuple[int, ...] | None = None  # 0 for the embedding sum
 

@@ -13,15 +13,14 @@ from polyformer.core.ops.linear import JointProducts
 from polyformer.core.sequence.inputs import expected_ids
 from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity, captures_by_default
-from polyformer.models.generation.dola import Dola
 from polyformer.models.generation.packed_weights import (
     SMALL_WEIGHT,
     PackedCopies,
     PackedWeights,
     packed_copies,
 )
-from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks
-from polyformer.models.generation.recomputing import with_state
+from polyformer.models.generation.prefill import read_in_chunks, reads_in_chunks, with_state
+from polyformer.models.generation.processors import Dola
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.depth import full_depth

@@ -20,8 +20,7 @@ from polyformer.models.generation.decoder import (
     check_shape,
     prompt_or_start_token,
 )
-from polyformer.models.generation.dola import Dola, candidate_layers
-from polyformer.models.generation.processors import blockwise_argmax, processors
+from polyformer.models.generation.processors import Dola, blockwise_argmax, candidate_layers, processors
 from polyformer.models.generation.results import (
     Decode,
     DraftStatistics,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.dense_pairs import WeightTile, tiles
+from polyformer.attention.functional.backends.definition import WeightTile, tiles
 from polyformer.attention.functional.request import Request
 from polyformer.cli.plots.explorer.page import Buffers
 from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix, with_rows, with_sink

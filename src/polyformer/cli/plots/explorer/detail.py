@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.dense_pairs import tiles
+from polyformer.attention.functional.backends.definition import tiles
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.score_steps import steps_of
 from polyformer.cli.plots.explorer.calls import MeasuredCall

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.dense_pairs import WeightTile
+from polyformer.attention.functional.backends.definition import WeightTile
 
 
 def with_sink(ordinary: Iterator[WeightTile], sink: Tensor) -> Iterator[WeightTile]:
