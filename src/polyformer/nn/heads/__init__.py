@@ -2,7 +2,15 @@
 
 from polyformer.core.registry import import_modules
 from polyformer.nn.heads.adaptive import AdaptiveSoftmaxConfig
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadShape, LastLayer
+from polyformer.nn.heads.base import (
+    Head,
+    HeadConfig,
+    HeadInput,
+    HeadShape,
+    LastLayer,
+    ResidualConfig,
+    TransformConfig,
+)
 from polyformer.nn.heads.classification import (
     ChooseConfig,
     ClassifyConfig,
@@ -17,7 +25,6 @@ from polyformer.nn.heads.pretraining import (
     MaskedConfig,
     PretrainingConfig,
 )
-from polyformer.nn.heads.transform import ResidualConfig, TransformConfig
 from polyformer.nn.heads.vocabulary import LanguageModelConfig, SemiparametricConfig
 
 __all__ = [

@@ -31,8 +31,17 @@ from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.core.ranges import PositiveInt, Probability
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
-from polyformer.nn.heads.transform import ResidualConfig, TransformConfig, build_transform
+from polyformer.nn.heads.base import (
+    Head,
+    HeadConfig,
+    HeadInput,
+    HeadOutput,
+    HeadShape,
+    ResidualConfig,
+    TransformConfig,
+    build_transform,
+    divide_layers,
+)
 
 Problem = Literal["single_label", "multi_label", "regression"]
 

@@ -29,9 +29,16 @@ from polyformer.core.ops.int8 import Int8Weight, as_matrix, matrix_product
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveFloat, Probability
-from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
+from polyformer.nn.heads.base import (
+    Head,
+    HeadConfig,
+    HeadInput,
+    HeadOutput,
+    HeadShape,
+    TransformConfig,
+    build_transform,
+)
 from polyformer.nn.heads.classification import mean_cross_entropy
-from polyformer.nn.heads.transform import TransformConfig, build_transform
 from polyformer.nn.stack import AdaptiveEmbedding
 
 
