@@ -39,7 +39,7 @@ from polyformer.models.checkpoints.families.roberta import CLASSIFIER
 from polyformer.models.checkpoints.family import Task, register
 from polyformer.models.checkpoints.tables import FamilyTables
 from polyformer.models.presets import model_config
-from polyformer.models.presets.bigbird import bigbird_pattern
+from polyformer.models.presets.long_texts import bigbird_pattern
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig, ResidualConfig, SpanConfig, TagConfig
 
 PATTERN = "encoder.attention.mechanism.pattern"

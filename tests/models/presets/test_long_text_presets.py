@@ -1,4 +1,5 @@
-"""ETC and BigBird by name: their sizes against the published ones, and that long rows run through them."""
+"""Presets for long texts: ETC and BigBird against the published sizes, rows that run through them, and the
+windows of Longformer's decoder; test_families compares models with transformers'."""
 
 import pytest
 import torch
@@ -12,8 +13,6 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config
 from polyformer.nn.stack import StackConfig
-
-transformers = pytest.importorskip("transformers")
 
 
 def count(model: torch.nn.Module) -> int:
@@ -39,6 +38,7 @@ def on_meta(config: ModelConfig) -> int:
 
 def test_bigbird_has_the_parameters_of_the_published_one():
     """Of theirs all but the pooler, which a masked language model does not read."""
+    transformers = pytest.importorskip("transformers")
     config = transformers.BigBirdConfig()
     assert (config.vocab_size, config.max_position_embeddings, config.block_size) == (50358, 4096, 64)
     with torch.device("meta"):
@@ -94,3 +94,18 @@ def test_a_long_row_runs_through_the_published_pattern(name: str):
     after = model(**batch).last_hidden_state
     assert before.isfinite().all()
     assert (after[0, -1] - before[0, -1]).abs().max() > 1e-6
+
+
+def test_windows_and_dilation_of_the_decoder():
+    """Windows grow upwards; only in the upper layers two heads skip keys (section 4.1)."""
+    torch.manual_seed(0)
+    model = create_model(
+        "longformer-decoder-small", num_attention_heads=8, hidden_size=32, vocab_size=50
+    ).eval()
+    length = 400
+    seen = model(torch.randint(50, (1, length)), output_attentions=True).attentions
+    for weights, (reach, dilation) in zip(seen, [(31, 1), (63, 1), (127, 2), (127, 3)], strict=True):
+        last = weights[0, :, -1].flip(-1)  # by distance, for the last query
+        distances = [(head > 0).nonzero().flatten().tolist() for head in last]
+        far = list(range(0, reach * dilation + 1, dilation))
+        assert distances == [far] * 2 + [list(range(reach + 1))] * 6
