@@ -16,7 +16,7 @@ from forking import run_python
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer import explore
 from polyformer.core.errors import InputError
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import load_by_transformers
 
 KINDS = ("Config", "Model", "ModelForCausalLM", "Tokenizer", "ImageProcessor")
 AUTO_MAP: dict[str, Any] = {f"Auto{kind}": f"evil.Evil{kind}" for kind in KINDS}

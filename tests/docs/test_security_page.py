@@ -155,7 +155,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "docs/test_untrusted_input.py::test_a_size_is_checked_before_memory_is_allocated",
         LIMIT,
     ),
-    "`polyformer/core/limits.py` defines the limits and explains them.": (
+    "`polyformer/core/ranges.py` defines the limits and explains them.": (
         "core/test_limits.py::test_every_limit_has_a_case",
     ),
     "More checks:": ADVICE,

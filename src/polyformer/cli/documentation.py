@@ -12,7 +12,7 @@ import torch
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
-from polyformer.core.limits import limit_table
+from polyformer.core.ranges import limit_table
 from polyformer.core.registry import in_package
 from polyformer.models.presets import MODELS, create_model
 from polyformer.training.recipes.sizes import size_table

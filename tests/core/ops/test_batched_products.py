@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
 from polyformer.core.errors import InputError
-from polyformer.core.ops import batched_products
-from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, BatchedProducts, product
+from polyformer.core.ops import product_kernels as batched_products
+from polyformer.core.ops.product_kernels import BATCHED_PRODUCTS, BatchedProducts, product
 
 HEADS = torch.randn(1, 512, 4, 64, generator=torch.Generator().manual_seed(0)).transpose(1, 2)[0]
 """Heads [4, 512, 64] as a model has them: cut out of [tokens, heads, width], with gaps between the rows."""

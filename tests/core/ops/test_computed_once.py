@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from polyformer.core.ops.compiled_code import prepare_inductor
-from polyformer.core.ops.computed_once import computed_once, register_lowering
+from polyformer.core.ops.compiled_code import computed_once, prepare_inductor, register_computed_once
 
 ROWS = "997L"
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 @pytest.mark.parametrize("once", [False, True])
 def test_the_loop_over_rows_reads_the_value(once: bool):
     prepare_inductor()
-    register_lowering()
+    register_computed_once()
     x, rows = torch.randn(64), torch.randn(997, 64)
 
     def products(x: Tensor, rows: Tensor) -> Tensor:

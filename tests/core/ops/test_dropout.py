@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from polyformer.core.ops import dropout as module
-from polyformer.core.ops.dropout import Dropout, DropoutScales, dropout, scale
+from polyformer.core.ops import layers as module
+from polyformer.core.ops.layers import Dropout, DropoutScales, dropout, scale
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from polyformer.core.ops.pooling import Pooling, pool
+from polyformer.core.ops.layers import Pooling, pool
 
 HIDDEN = torch.arange(2 * 4 * 3, dtype=torch.float64).view(2, 4, 3)
 MASK = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 0]]).bool()

@@ -17,8 +17,8 @@ from torch import Tensor
 from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.ops.pooling import pool
+from polyformer.core.foreign_checkpoints import gguf_file
+from polyformer.core.ops.layers import pool
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG

@@ -18,7 +18,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal, Full, restricted
 from polyformer.core.host_values import is_recorded
 from polyformer.core.kv_cache import Int8Pairs
-from polyformer.core.ops.computed_once import computed_once
+from polyformer.core.ops.compiled_code import computed_once
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 

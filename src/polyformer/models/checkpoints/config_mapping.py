@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.ops.activations import ActivationName
+from polyformer.core.ops.layers import ActivationName
 
 Tree = dict[str, Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.gguf import Gguf
-from polyformer.core.limits import LAYERS
+from polyformer.core.foreign_checkpoints import Gguf
+from polyformer.core.ranges import LAYERS
 from polyformer.models.checkpoints.config_mapping import Tree
 
 # The supported architectures, and their classes.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.gguf import Gguf, read_gguf
+from polyformer.core.foreign_checkpoints import Gguf, read_gguf
 from polyformer.core.imports import needs_extra
 from polyformer.models.architectures.int4 import BLOCK, GROUP
 from polyformer.models.checkpoints.config_mapping import Tree

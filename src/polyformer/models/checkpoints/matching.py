@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.initialization import initialize
 from polyformer.models.checkpoints.family import Family
 from polyformer.models.checkpoints.gguf_tensors import GgufTensors
 from polyformer.models.checkpoints.key_conversion import spellings
 from polyformer.models.checkpoints.key_mapping import Link, Part
 from polyformer.models.checkpoints.tensors import Tensors
 from polyformer.models.config import ModelConfig
+from polyformer.models.initialization import initialize
 
 # A checkpoint's tensors by their names.
 Stored = Tensors | GgufTensors | dict[str, Tensor]

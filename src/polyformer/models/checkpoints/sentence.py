@@ -16,9 +16,9 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_json, write_json
-from polyformer.core.limits import SIZE
-from polyformer.core.ops.pooling import Pooling
+from polyformer.core.ops.layers import Pooling
 from polyformer.core.paths import leaves_folder, refuse_links
+from polyformer.core.ranges import SIZE
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 

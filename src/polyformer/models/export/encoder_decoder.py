@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.export.decoder import JoinedCache, check_decoder
 from polyformer.models.generation.fixed_step import FixedTokens

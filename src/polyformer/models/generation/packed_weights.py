@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.host_values import is_recorded
-from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.compiled_code import row_product
 from polyformer.core.ops.cpu import use_huge_pages
+from polyformer.core.ops.layers import ACTIVATIONS
 from polyformer.core.ops.linear import (
     active_backend,
     by_onednn,
@@ -34,7 +35,6 @@ from polyformer.core.ops.linear import (
     stacked_bias,
 )
 from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_product
-from polyformer.core.ops.row_product import row_product
 from polyformer.core.ops.tuning import Section, cache_emptier, least_seconds
 from polyformer.core.recorded_graph import GraphObject, graph_object
 

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from polyformer.attention.positions import GridConfig
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
-from polyformer.core.names import register_names
-from polyformer.core.registry import Registry
+from polyformer.core.registry import Registry, register_names
 from polyformer.models.architectures import AnyConfig, Transformer, build_model
 from polyformer.models.config import ModelConfig
 

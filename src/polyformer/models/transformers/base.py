@@ -12,8 +12,7 @@ from transformers import modeling_outputs as outputs
 from transformers.utils.generic import ModelOutput as HubOutput
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import OutputOptions
 from polyformer.models.architectures.model_card import CARD, write_card

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyformer.attention.functional.dense_pairs import DensePairs
 from polyformer.attention.functional.request import Request
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import softmax
 
 
