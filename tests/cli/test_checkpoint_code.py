@@ -167,7 +167,7 @@ def test_one_module_loads_from_transformers():
     """Others ask it; `ours` are classes of this library and of torch."""
     root = Path(polyformer.__file__).parent
     ours = {"Transformer", "MODEL_CLASSES[type(read_config(folder))]", "nn.Embedding"}
-    for file in {*root.rglob("*.py")} - {root / "core" / "hub.py"}:
+    for file in {*root.rglob("*.py")} - {root / "core" / "foreign_checkpoints.py"}:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
                 assert ast.unparse(node.value) in ours, file
