@@ -1,5 +1,6 @@
-"""Folders of sentence-transformers: a public checkpoint, with the pooling of its vectors next to it.
+"""Other files of a public checkpoint's folder: of sentence-transformers and of image processors.
 
+A folder of sentence-transformers is a public checkpoint with the pooling of its vectors next to it.
 `modules.json` lists the steps for a text: the model, a pooling with its own folder, and perhaps a
 normalization to length 1. Other files say how texts are read:
 
@@ -7,7 +8,8 @@ normalization to length 1. Other files say how texts are read:
     sentence_bert_config.json           max_seq_length, do_lower_case; older folders have other models' names
     tokenizer_config.json               model_max_length, if there is no max_seq_length
 
-Reimers and Gurevych 2019, section 3.
+Reimers and Gurevych 2019, section 3. The file preprocessor_config.json describes the conversion of pictures
+by transformers' image processor.
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from polyformer.core.files import read_json, write_json
 from polyformer.core.ops.layers import Pooling
 from polyformer.core.paths import leaves_folder, refuse_links
 from polyformer.core.ranges import SIZE
+from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 
@@ -166,3 +169,37 @@ def _pooling(path: Path) -> Pooling:
     if modes[0] not in POOLINGS:
         raise unknown(f"pooling in {path}:", modes[0], POOLINGS)
     return POOLINGS[modes[0]]
+
+
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def read_preprocessor(folder: Path, names: tuple[str, ...]) -> Tree:
+    """Return the options `names` of the image processor in a folder, as far as they are set."""
+    path = folder / PREPROCESSOR
+    options = read_json(path, dict) if names and path.is_file() else {}
+    return {name: options[name] for name in names if name in options}
+
+
+def write_preprocessor(config: Any, folder: Path) -> None:
+    """Write the image processor of a `VisionConfig`: it resizes and normalizes images."""
+    height, width = config.image_size
+    write_json(
+        folder / PREPROCESSOR,
+        {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": height, "width": width},
+            "resample": 2,  # bilinear
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": _of_channels(config.mean, config.num_channels),
+            "image_std": _of_channels(config.std, config.num_channels),
+        },
+    )
+
+
+def _of_channels(numbers: tuple[float, ...], channels: int) -> list[float]:
+    """Return a number for each channel."""
+    return list(numbers) * channels if len(numbers) == 1 else list(numbers)
