@@ -1,12 +1,13 @@
-"""Dropout: how many elements, what mean, which gradient, and that a seed repeats it."""
+"""Dropout: how many elements, what mean, which gradient, and that a seed repeats it; pooling with padding."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from polyformer.core.ops import layers as module
-from polyformer.core.ops.layers import Dropout, DropoutScales, dropout, scale
+from polyformer.core.ops.layers import Dropout, DropoutScales, Pooling, dropout, pool, scale
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -64,3 +65,30 @@ def test_scales_are_a_function_of_the_seed(on_device: bool, monkeypatch: pytest.
     assert not torch.equal(first[0], other[0])
     assert first[0].unique().tolist() == pytest.approx([0.0, 4 / 3], rel=1e-4)
     assert abs(first[0].mean().item() - 1) < 0.02
+
+
+HIDDEN = torch.arange(2 * 4 * 3, dtype=torch.float64).view(2, 4, 3)
+MASK = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 0]]).bool()
+
+
+@pytest.mark.parametrize(
+    ("how", "whole", "masked"),
+    [
+        ("first", HIDDEN[:, 0], torch.stack([HIDDEN[0, 1], HIDDEN[1, 0]])),
+        ("last", HIDDEN[:, 3], torch.stack([HIDDEN[0, 2], HIDDEN[1, 2]])),
+        ("mean", HIDDEN.mean(1), torch.stack([HIDDEN[0, 1:3].mean(0), HIDDEN[1, :3].mean(0)])),
+    ],
+)
+def test_real_tokens_only(how: str, whole: torch.Tensor, masked: torch.Tensor):
+    assert torch.equal(pool(HIDDEN, None, how), whole)
+    torch.testing.assert_close(pool(HIDDEN, MASK, how), masked, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", get_args(Pooling))
+def test_a_row_of_padding_is_finite_forward_and_backward(how: str):
+    hidden = HIDDEN.clone().requires_grad_()
+    pooled = pool(hidden, torch.zeros(2, 4, dtype=torch.bool), how)
+    pooled.sum().backward()
+    assert pooled.isfinite().all()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()

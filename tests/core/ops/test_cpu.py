@@ -1,4 +1,4 @@
-"""Work on several threads: in order, each computing alone, leaving torch's settings as they were."""
+"""Work on several threads, in order and each alone; and memory in huge pages, which keeps its contents."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from torch import nn
 import polyformer
 from attention_cases import LargestTensor
 from polyformer.core.ops import cpu as cpu_threads
-from polyformer.core.ops.cpu import parallel_map, suitable_threads
+from polyformer.core.ops.cpu import PAGE, parallel_map, suitable_threads, use_huge_pages
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +89,18 @@ def test_a_forked_process_makes_workers_of_its_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cpu_threads.os, "getpid", lambda: -1)
     assert parallel_map(len, range(4)) == [1] * 4
     assert cpu_threads._pool(-1, 4, 4) is not pool
+
+
+def test_contents_stay():
+    x = torch.randn(3 * PAGE // 4 + 5)
+    before = x.clone()
+    use_huge_pages(x.data_ptr(), x.nbytes)
+    assert torch.equal(x, before)
+    x.add_(1)
+    assert torch.equal(x, before + 1)
+
+
+def test_what_is_too_small_or_not_there_is_left_alone():
+    x = torch.randn(7)
+    use_huge_pages(x.data_ptr(), x.nbytes)
+    use_huge_pages(PAGE, 4 * PAGE)  # no memory lies there, which the system says
