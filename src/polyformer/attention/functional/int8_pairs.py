@@ -2,7 +2,7 @@
 
     scores_j = q^T n_j s_j scale,    y = sum_j (p_j t_j) m_j,    p = softmax(scores)
 
-for keys s_j n_j and values t_j m_j (`core.int8_cache`). Chunks of the integers are converted in a core's
+for keys s_j n_j and values t_j m_j (`Int8Cache`). Chunks of the integers are converted in a core's
 cache and multiplied by the library. In a graph that torch compiles, with AVX-512, the products are loops over
 the integers, joined with the conversion. Both read a quarter of the memory of float32.
 """

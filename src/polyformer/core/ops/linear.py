@@ -31,7 +31,7 @@ microseconds.
 
 
 class LinearBackend(Protocol):
-    """An object that computes products outside autograd while it is set (`ops.packed_weights`)."""
+    """An object that computes products outside autograd while set (`models.generation.packed_weights`)."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""

@@ -241,7 +241,7 @@ class GgufTensors:
     names: dict[str, str]  # each tensor's name in the file
     heads: dict[str, int]  # of tensors with rows in llama.cpp's order, by the last part of the name
     dtype: torch.dtype = torch.float32
-    in_blocks: bool = False  # weights of linear layers as the blocks of `core.ops.int4`
+    in_blocks: bool = False  # weights of linear layers as the blocks of `models.architectures.int4`
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -393,7 +393,7 @@ def read_tensor(file: Gguf, name: str, dtype: torch.dtype = torch.float32) -> Te
 
 
 def read_blocks(file: Gguf, name: str) -> Tensor:
-    """Return the bytes of a weight of type Q4_0 or Q4_1 as blocks of `core.ops.int4`: [O, 20 G].
+    """Return the bytes of a weight of type Q4_0 or Q4_1 as blocks of `models.architectures.int4`: [O, 20 G].
 
     Raises `InputError` for a weight of another type.
     """

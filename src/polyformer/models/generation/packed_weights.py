@@ -203,7 +203,7 @@ too.
 
 
 class PackedCopies:
-    """Copies of weights in the memory layout that is read the fastest for few rows (`weight_layouts`).
+    """Copies of weights in the memory layout that is read the fastest for few rows (`LAYOUTS`).
 
     A copy costs its weight's memory or twice as much, and the time of about twenty products. The owner of
     this object keeps the copies alive, and must call `drop_changed` before weights that may have changed are
