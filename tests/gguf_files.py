@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from polyformer.models.checkpoints.gguf_tensors import LAYER, OUTER
+from polyformer.models.checkpoints.gguf import LAYER, OUTER
 
 Kind = gguf.GGMLQuantizationType
 K_BLOCKS = {Kind.Q4_K: slice(0, 4), Kind.Q6_K: slice(208, 210)}

@@ -27,8 +27,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.ops.tuning import processor
 from polyformer_lab.bench.rows import INSTRUCTIONS
 from speed_rows import ROWS, write_checkpoint

@@ -36,6 +36,7 @@ SHARED = {
     },
     "attention.mechanisms": {
         *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
+        "random_directions",
     },
     "nn.cache": {"base"},
     "nn.memory": {"base", "recurrent", "store"},

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer_lab.curves import Curve
 
 Points = Sequence[tuple[float, float]]

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from polyformer.core.config import Config
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import YAML_BYTES
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.ranges import YAML_BYTES
 from polyformer_lab.catalogue import BAR, HEADING, anchor
 from polyformer_lab.citations import Citations
 

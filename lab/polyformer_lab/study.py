@@ -14,9 +14,9 @@ from typing import Any, Self
 from polyformer.core.config import Config, decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import CELLS, YAML_BYTES
-from polyformer.core.names import unknown_name
 from polyformer.core.parsing import parse_yaml, parse_yaml_texts
+from polyformer.core.ranges import CELLS, YAML_BYTES
+from polyformer.core.registry import unknown_name
 from polyformer.training.recipes.recipe import merged, nested
 from polyformer_lab.grid import MEASURE, PREPARE, checked_grid, with_written_labels
 

@@ -23,10 +23,10 @@ from polyformer.applications.encode.parts import Parts
 from polyformer.applications.encode.texts import Texts
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.core.ops.pooling import pool
+from polyformer.core.ops.layers import pool
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.tokenizers.loading import load_tokenizer
-from polyformer.models.checkpoints.sentence import write_modules
+from polyformer.models.checkpoints.folder_files import write_modules
 from polyformer.models.presets import create_model
 from polyformer.nn.heads import EmbedConfig
 from tolerances import assert_rounded

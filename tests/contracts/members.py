@@ -229,7 +229,7 @@ def every_case() -> tuple[Case, ...]:
         for name, change in VARIANTS.items()
         for base in bases().values()
     ]
-    names = MODELS if EVERYTHING else {MODELS[name].__module__: name for name in MODELS}.values()
+    names = MODELS if EVERYTHING else {type(MODELS[name]): name for name in MODELS}.values()
     presets = [(name, MODELS[name]()) for name in names]  # trajectories have tests of their own
     tiny = [
         Case(name, shrunk(config), "Preset") for name, config in presets if isinstance(config, ModelConfig)

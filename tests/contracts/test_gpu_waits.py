@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyformer.attention.mechanisms.lsh.lsh import hash_keys
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
+from polyformer.attention.mechanisms.random_directions import RandomDirections
 from polyformer.attention.mechanisms.routing import interval_tiles
-from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.sequence.context import Context
 
 B, H, R, T = 2, 3, 2, 16

@@ -6,7 +6,7 @@ from members import Case
 from selection import DECODING, cases
 from shared_models import shared
 
-from polyformer.core.sequence import reach
+from polyformer.core.sequence import tokens as reach
 
 
 def rolling(contract: str, *abilities: str) -> list[Case]:

@@ -17,7 +17,7 @@ from test_k2_masking import DOCUMENTS, padded, read
 from test_k5_state import chunked, ids_of, start
 from torch import Tensor
 
-from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, BatchedProducts
+from polyformer.core.ops.product_kernels import BATCHED_PRODUCTS, BatchedProducts
 from polyformer.models.generation import GenerationConfig
 from product_choices import by
 from registered import EVERYTHING

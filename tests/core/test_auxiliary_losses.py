@@ -7,7 +7,7 @@ import torch
 
 from polyformer.attention.mechanisms import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.core.auxiliary_losses import (
+from polyformer.core.ops.layers import (
     add_auxiliary_loss,
     collect_auxiliary_losses,
     sum_auxiliary_losses,

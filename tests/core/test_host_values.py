@@ -23,8 +23,7 @@ from polyformer.core.host_values import (
     tensor_on,
 )
 from polyformer.core.ops import cross_entropy
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures.arguments import check_mask, check_vocabulary
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.kv_cache import FIRST_CAPACITY, KeyValueCache
-from polyformer.core.limits import RESERVED
+from polyformer.core.ranges import RESERVED
 
 
 def chunk(length: int, seed: int, rows: int = 2) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from polyformer.attention.patterns.base import Pattern
-from polyformer.core import limits
+from polyformer.core import ranges as limits
 from polyformer.core.errors import MESSAGE, QUOTED, InputError, quote
 from polyformer.core.files import read_json
-from polyformer.core.limits import LIMITS, limit_table
 from polyformer.core.parsing import parse_expression, parse_json, parse_yaml
+from polyformer.core.ranges import LIMITS, limit_table
 from polyformer.data.formats.images import read_idx
 from polyformer.data.formats.readers import READERS
 from polyformer.data.formats.word_vectors import read_word_vectors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.core.private_files import SharedError, private_folder, read_signed, write_signed
+from polyformer.core.ops.compiled_code import SharedError, private_folder, read_signed, write_signed
 
 
 @pytest.fixture

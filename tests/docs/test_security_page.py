@@ -155,7 +155,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "docs/test_untrusted_input.py::test_a_size_is_checked_before_memory_is_allocated",
         LIMIT,
     ),
-    "`polyformer/core/limits.py` defines the limits and explains them.": (
+    "`polyformer/core/ranges.py` defines the limits and explains them.": (
         "core/test_limits.py::test_every_limit_has_a_case",
     ),
     "More checks:": ADVICE,
@@ -179,10 +179,10 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     ),
     "Files in a run or a checkpoint are not written through links of files or of folders.": (
         "docs/test_untrusted_input.py::test_a_run_writes_nothing_through_links",
-        "core/test_destinations.py::test_a_link_inside_a_folder_of_the_library_is_replaced",
+        "core/test_paths.py::test_a_link_inside_a_folder_of_the_library_is_replaced",
     ),
     "A link that you name (`--out`) is followed.": (
-        "core/test_destinations.py::test_a_link_stays_and_its_target_is_replaced",
+        "core/test_paths.py::test_a_link_stays_and_its_target_is_replaced",
     ),
     "FIFOs and devices are not read.": (
         "training/test_fifos.py::test_no_reader_of_a_run_waits_for_a_fifo",

@@ -26,7 +26,7 @@ from polyformer.applications.retrieval.store import open_folder
 from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.main import main
 from polyformer.core.files import PICKLES
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import load_by_transformers
 from polyformer.core.ops import tuning as store
 from polyformer.core.ops.tuning import forget
 from polyformer.core.parsing import parse_yaml

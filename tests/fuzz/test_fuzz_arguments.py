@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyformer
 from polyformer.applications.interventions import ablate
-from polyformer.core.limits import MESSAGE
+from polyformer.core.errors import MESSAGE
 from registered import EVERYTHING
 
 Arguments = dict[str, Any]

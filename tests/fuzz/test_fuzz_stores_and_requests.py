@@ -31,7 +31,7 @@ from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats.readers import read_parquet
 from polyformer.models.attached.attach_settings import restore
-from polyformer.models.checkpoints.gguf_tensors import LAYER
+from polyformer.models.checkpoints.gguf import LAYER
 from polyformer.models.generation.config import SETTING_PATHS, GenerationConfig, with_settings
 
 COUNT, WIDTH = 10_000, 8

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from polyformer.core.figures import new_figure
+from polyformer.core.measuring import new_figure
 from polyformer_lab.curves import Point, mean_curves, validation_metric
 from polyformer_lab.plot import FEW, caption, draw_band
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from polyformer.core.ops.pooling import pool
+from polyformer.core.ops.layers import pool
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config

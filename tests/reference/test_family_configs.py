@@ -11,7 +11,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import build_model
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.checkpoints.config_mapping import differences
-from polyformer.models.checkpoints.refused import REFUSED
+from polyformer.models.checkpoints.load import REFUSED
 from polyformer.models.checkpoints.save import find_family
 from polyformer.models.presets import model_config
 

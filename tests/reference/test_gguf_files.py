@@ -22,7 +22,7 @@ from polyformer.core.errors import InputError  # noqa: E402
 from polyformer.models.architectures.int4 import Int4Linear  # noqa: E402
 from polyformer.models.architectures.weights import with_weights  # noqa: E402
 from polyformer.models.checkpoints import config_of  # noqa: E402
-from polyformer.models.checkpoints.gguf_tensors import BYTES_AT_ONCE, open_gguf  # noqa: E402
+from polyformer.models.checkpoints.gguf import BYTES_AT_ONCE, open_gguf  # noqa: E402
 from tolerances import assert_rounded  # noqa: E402
 
 SIZES: dict[str, Any] = {

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import polyformer
 from launching import torchrun
-from polyformer.core import launcher
 from polyformer.data import load
 from polyformer.models.architectures import build_model
 from polyformer.nn.heads import ClassifyConfig, DistilledConfig
+from polyformer.training.launcher import world
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.run import Run
 from polyformer.training.temperature import BINS, Reliability, calibrated, fitted_temperature
@@ -165,6 +165,6 @@ def test_divided_weights_are_calibrated_like_whole_ones(tmp_path: Path, processe
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for mesh in MESHES[launcher.world()]:
-        assert math.prod(mesh.values()) == launcher.world()
+    for mesh in MESHES[world()]:
+        assert math.prod(mesh.values()) == world()
         fit(recipe(folder, validation=True, parallel=mesh), folder / "-".join(mesh))

@@ -10,7 +10,7 @@ import torch
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.linear.feature_attention import linear_attention
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
-from polyformer.core.ops.random_directions import directions
+from polyformer.attention.mechanisms.random_directions import directions
 from polyformer.core.sequence.context import Context
 from polyformer_lab.cells import Cell, Row, measurement
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from polyformer.attention.functional.isolation import guarded as guarded
     from polyformer.attention.functional.relative import Relative as Relative
     from polyformer.attention.mechanisms import *
+    from polyformer.attention.mechanisms.random_directions import directions as directions
     from polyformer.attention.patterns import *
     from polyformer.attention.positions import *
-    from polyformer.core.ops.random_directions import directions as directions
     from polyformer.core.ops.softmax import softmax as softmax
     from polyformer.core.sequence.context import Context as Context
 
@@ -25,7 +25,7 @@ __getattr__, __dir__ = lazy_names(
         "Context": "polyformer.core.sequence.context",
         "Relative": "functional.relative",
         "attend": "functional.attend",
-        "directions": "polyformer.core.ops.random_directions",
+        "directions": "polyformer.attention.mechanisms.random_directions",
         "guarded": "functional.isolation",
         "softmax": "polyformer.core.ops.softmax",
     },

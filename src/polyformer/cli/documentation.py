@@ -12,7 +12,7 @@ import torch
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
-from polyformer.core.limits import limit_table
+from polyformer.core.ranges import limit_table
 from polyformer.core.registry import in_package
 from polyformer.models.presets import MODELS, create_model
 from polyformer.training.recipes.sizes import size_table
@@ -111,7 +111,7 @@ def family_table() -> str:
 def reach_table() -> str:
     """Return what each family of public checkpoints is, and by which other ways it is read."""
     from polyformer.models.checkpoints import FAMILIES
-    from polyformer.models.checkpoints.gguf_config import ARCHITECTURES
+    from polyformer.models.checkpoints.gguf import ARCHITECTURES
 
     lines = ["| model_type | what | by `attach` | GGUF | heads |", "|---|---|---|---|---|"]
     for name in sorted(FAMILIES):
@@ -124,7 +124,7 @@ def reach_table() -> str:
 
 def refused_table() -> str:
     """Return the model types of transformers that are refused, with what they would need."""
-    from polyformer.models.checkpoints.refused import REFUSED
+    from polyformer.models.checkpoints.load import REFUSED
 
     lines = ["| model_type | by `attach` | missing |", "|---|---|---|"]
     lines += [f"| `{name}` | {_attached(name)} | {missing} |" for name, missing in sorted(REFUSED.items())]

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.names import register_names
 from polyformer.core.parsing import check_numbers, dump_yaml, parse_json, parse_yaml, with_options
 from polyformer.core.ranges import check_ranges, ranges
-from polyformer.core.registry import Members, register
+from polyformer.core.registry import Members, register, register_names
 
 type_hints = functools.cache(typing.get_type_hints)
 """Types of a class's fields, cached, as an expression may have thousands of parts of the same class."""

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from polyformer.core.limits import MESSAGE, QUOTED
+QUOTED, MESSAGE = 200, 2000
+"""The most characters of a quoted value and of a message."""
 
 
 class InputError(ValueError):

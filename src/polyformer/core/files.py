@@ -34,9 +34,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
 from polyformer.core.paths import check_file, check_folder, descriptor, is_replaceable, kind_of
+from polyformer.core.ranges import JSON_BYTES
 
 TYPES = {
     torch.bool: "BOOL",

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from polyformer.core.limits import RESERVED
+from polyformer.core.ranges import RESERVED
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 

@@ -1,16 +1,21 @@
-"""Measurement of time and memory, for benchmarks.
+"""Measurement of time and memory, for benchmarks, and figures of the results.
 
 All candidates are timed in turn in one process, so that a drifting machine affects all alike. The operating
-system counts the memory.
+system counts the memory. Figures are drawn with matplotlib, without a screen and without its global state.
 """
 
+import io
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from polyformer.core.files import Write, atomic_write
+from polyformer.core.imports import needs_extra
 
 
 def time_interleaved(
@@ -68,3 +73,31 @@ def peak_memory() -> int:
             int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")
         )
     return most * (1 if sys.platform == "darwin" else 1024)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib `Figure`, in inches; raises `InputError` if matplotlib is not installed."""
+    with needs_extra("plot", "plot: drawing needs matplotlib, which is not installed"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def figure_svg(figure: Any) -> str:
+    """Return the figure as SVG with text as text, identical for the same matplotlib version."""
+    import matplotlib
+
+    same: Any = {"svg.hashsalt": "polyformer", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    text = io.StringIO()
+    with matplotlib.rc_context(same):
+        figure.savefig(text, format="svg", metadata=nothing)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def save_figure(figure: Any, path: Path, write: Write = atomic_write) -> None:
+    """Save the figure with `write`; the suffix of `path` gives the format (PNG without a suffix)."""
+    ending = path.suffix.lstrip(".") or "png"
+    write(path, lambda file: figure.savefig(file, format=ending, dpi=120))

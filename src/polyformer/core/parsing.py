@@ -1,6 +1,6 @@
 """External text as data: JSON, YAML, and parts that are written as expressions.
 
-Every parser here returns plain data or raises `InputError`, for any text. `polyformer.core.limits` has the
+Every parser here returns plain data or raises `InputError`, for any text. `polyformer.core.ranges` has the
 limits of size and nesting. A name may occur only once in its mapping, numbers are finite, and YAML has no
 aliases: with aliases 300 bytes can describe more data than memory can hold.
 
@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import (
+from polyformer.core.ranges import (
     DEPTH,
     EXPRESSION_BYTES,
     EXPRESSION_DEPTH,

@@ -18,8 +18,7 @@ from typing import Any, Self
 
 from polyformer.attention.patterns.base import Pattern, parts_in
 from polyformer.core.config import Config, decode
-from polyformer.core.errors import InputError, quote, shortened
-from polyformer.core.limits import QUOTED
+from polyformer.core.errors import QUOTED, InputError, quote, shortened
 
 # The modules imported by `import_named`, files by absolute path; worker processes import them too.
 IMPORTED_NAMES: dict[str, None] = {}

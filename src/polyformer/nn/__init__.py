@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
-    from polyformer.core.ops.dropout import Dropout as Dropout
+    from polyformer.core.ops.layers import Dropout as Dropout
     from polyformer.core.ops.linear import Linear as Linear
     from polyformer.core.ops.linear import as_torch as as_torch
     from polyformer.nn.block import *
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Dropout": "polyformer.core.ops.dropout",
+        "Dropout": "polyformer.core.ops.layers",
         "Linear": "polyformer.core.ops.linear",
         "as_torch": "polyformer.core.ops.linear",
     },

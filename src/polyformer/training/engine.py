@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from polyformer.core import launcher
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.host_values import batch_to_device, drop_full_mask
-from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.sequence.context_parallel import context_parallel
+from polyformer.models.initialization import Draw
 from polyformer.nn.stack import Stack
 from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkpoint_group
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
 from polyformer.training.distributed.process_group import open_accelerator
 from polyformer.training.environment import choose_device, machine
+from polyformer.training.launcher import rank, world
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.precision import autocast, choose_precision, tensor_float32
 from polyformer.training.signals import SignalRequests
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def is_main() -> bool:
     """Return whether this process is the first or only process of its run; available before the engine."""
-    return launcher.rank() == 0
+    return rank() == 0
 
 
 class Engine:
@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         device, self.config = choose_device(config.device), config
-        config.parallel.sizes(launcher.world())  # before the processes wait for each other
+        config.parallel.sizes(world())  # before the processes wait for each other
         if config.precision == "fp16" and not config.parallel.whole:
             raise InputError("precision: 'fp16' scales its loss, which needs whole gradients; use 'bf16'")
         self.accelerator = open_accelerator(device.type, config.timeout)

@@ -12,9 +12,9 @@ from torch import nn
 
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import remove_partials
-from polyformer.core.initialization import Draw
 from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.tuning import adopted
+from polyformer.models.initialization import Draw
 from polyformer.training.checkpoint import Checkpoints, load_checkpoint
 from polyformer.training.config import TrainingConfig
 from polyformer.training.distributed.process_group import raise_peer_failure

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from polyformer.core.errors import InputError
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import atomic_write, open_file, reading, writing
 from polyformer.core.imports import needs_extra
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.parsing import parse_json
 from polyformer.training.config import ReportingConfig
 

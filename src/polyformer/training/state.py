@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import open_file, read_bounded, save_tensors
-from polyformer.core.limits import JSON_BYTES
 from polyformer.core.ops.tuning import recorded
 from polyformer.core.parsing import parse_json
+from polyformer.core.ranges import JSON_BYTES
 from polyformer.core.state import State
 from polyformer.training.environment import versions
 from polyformer.training.state_files import state_tensors

@@ -13,7 +13,7 @@ from polyformer.attention.functional.backends.tiled import work_items
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Window
-from polyformer.core.ops.batched_products import HalfProducts, product_kernel
+from polyformer.core.ops.product_kernels import HalfProducts, product_kernel
 from polyformer.core.sequence.context import Context
 
 

@@ -13,8 +13,8 @@ from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, Ti
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.core.errors import InputError
-from polyformer.core.ops.batched_products import BATCHED_PRODUCTS, NEVER, BatchedProducts
 from polyformer.core.ops.cpu import threads
+from polyformer.core.ops.product_kernels import BATCHED_PRODUCTS, NEVER, BatchedProducts
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e3], ids=["small scores", "large scores"])

@@ -27,7 +27,7 @@ from polyformer.attention.functional.backends.tiled import tiles, work_items
 from polyformer.attention.patterns import Causal, Global, Pattern, Window
 from polyformer.attention.patterns.layout import Keys
 from polyformer.core.errors import InputError
-from polyformer.core.ops import dropout
+from polyformer.core.ops import layers as dropout
 
 
 def assert_agrees(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:

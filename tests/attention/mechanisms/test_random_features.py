@@ -13,8 +13,8 @@ from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig
 from polyformer.attention.mechanisms.linear import passes, sums
 from polyformer.attention.mechanisms.linear.feature_attention import LinearState
 from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
+from polyformer.attention.mechanisms.random_directions import RandomDirections, directions
 from polyformer.core.errors import InputError
-from polyformer.core.ops.random_directions import RandomDirections, directions
 from polyformer.core.sequence.context import Context
 
 MEMBERS: list[MechanismConfig] = [

@@ -13,8 +13,8 @@ from polyformer.attention.mechanisms.spans import AdaptiveSpan, Spans, spans
 from polyformer.attention.patterns import Pattern
 from polyformer.attention.patterns.layout import count
 from polyformer.attention.positions import AlibiConfig, RopeConfig, ShawConfig, T5BiasConfig
-from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.core.ops.layers import collect_auxiliary_losses
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig

@@ -9,9 +9,7 @@ from polyformer.attention.patterns.composition import Without
 from polyformer.attention.patterns.implied import restricted
 from polyformer.attention.patterns.layout import BlockNeeds, Structure
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.reach import BLOCK, MARGIN, Reach
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.sequence.tokens import BLOCK, MARGIN, NO_TOKENS, ModelInputs, Reach
 
 LENGTH = 40
 

@@ -27,8 +27,7 @@ from polyformer.attention.positions import (
 from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs, Tokens
 from registered import examples
 
 ROWS, HEADS, LENGTH, WIDTH, LAYER = 2, 4, 8, 8, 1

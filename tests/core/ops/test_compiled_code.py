@@ -1,4 +1,4 @@
-"""Code compiled for other instructions is never loaded, and CXX may name a compiler of C."""
+"""Compiled code: its cache on disk, the product of a single row, and values that are computed once."""
 
 import os
 import pickle
@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 from torch._inductor import config as inductor
+from torch._inductor.utils import run_and_get_code
 from torch.compiler import config
 
 from polyformer.attention.functional.backends import flex
 from polyformer.core.ops import compiled_code
-from polyformer.core.ops.compiled_code import prepare_inductor
+from polyformer.core.ops.compiled_code import computed_once, prepare_inductor, register_computed_once
+from polyformer.core.ops.linear import Linear
+from polyformer.core.recorded_graph import record
+from polyformer.models.generation.packed_weights import PackedCopies, PackedWeights
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import compile_layers
 from polyformer.training.engine import Engine
@@ -163,3 +168,71 @@ def test_torch_s_cache_is_where_no_other_user_can_write(
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert folder not in (own, shared)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+TOLERANCE = {torch.float64: 1e-13, torch.bfloat16: 0.02}
+PRODUCT = torch.ops.polyformer.row_product.default
+
+
+def layers() -> list[nn.Linear]:
+    """Layers in float64 of odd sizes, with and without a bias."""
+    torch.manual_seed(0)
+    both = Linear(301, 67), Linear(301, 9, bias=False)
+    return [layer.double().requires_grad_(False) for layer in both]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_graph_of_a_single_row_gives_the_products_of_torch(dtype, is_compiled):
+    first, second = (layer.to(dtype) for layer in layers())
+    packed = PackedWeights(PackedCopies())
+
+    def read(x: Tensor) -> tuple[Tensor, ...]:
+        with packed:
+            x = x.sin()
+            return packed.activated(x, first, "gelu"), *packed.linears(x, [first, second])
+
+    x = torch.randn(1, 1, 301, dtype=dtype)
+    with torch.no_grad():
+        graph = record(read, [x])
+        assert sum(node.target is PRODUCT for node in graph.module.graph.nodes) == 3
+        run = graph.compiled([x]) if is_compiled else lambda x: graph.module(x, *graph.constants)
+        for inputs in (x, -2 * x):
+            exact = [layer(inputs.sin().double()) for layer in layers()]
+            for y, expected in zip(run(inputs), [F.gelu(exact[0]), *exact], strict=True):
+                assert y.dtype == dtype
+                torch.testing.assert_close(y.double(), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_other_products_use_a_library():
+    first, _ = layers()
+    transposed = nn.Parameter(first.weight.T.contiguous().T, requires_grad=False)
+    packed = PackedWeights(None)
+
+    def read(x: Tensor) -> tuple[Tensor, ...]:
+        with packed:
+            return packed.linear(x, first.weight, None), packed.linear(x[:1], transposed, None)
+
+    with torch.no_grad():
+        graph = record(read, [torch.randn(2, 301, dtype=torch.float64)])
+    assert all(node.target is not PRODUCT for node in graph.module.graph.nodes)
+
+
+ROWS = "997L"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("once", [False, True])
+def test_the_loop_over_rows_reads_the_value(once: bool):
+    prepare_inductor()
+    register_computed_once()
+    x, rows = torch.randn(64), torch.randn(997, 64)
+
+    def products(x: Tensor, rows: Tensor) -> Tensor:
+        size = x.abs()
+        return (rows * (computed_once(size) if once else size)).sum(-1)
+
+    torch.compiler.reset()
+    y, [code] = run_and_get_code(torch.compile(products, fullgraph=True), x, rows)
+    torch.testing.assert_close(y, rows @ x.abs())
+    assert (code.rindex(".abs()") < code.index(ROWS)) == once

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
-from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.layers import ACTIVATIONS
 from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
 from polyformer.core.ops.product_kernels import ROW_STEP
 from polyformer.models.generation.packed_weights import (

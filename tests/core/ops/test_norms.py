@@ -1,10 +1,16 @@
-"""Norms against their equations."""
+"""Norms against their equations, and batch norm with its statistics."""
+
+import copy
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import polyformer
 from polyformer.core.errors import InputError
-from polyformer.core.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.core.ops.norms import BatchNorm, BatchNormConfig, LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.models.architectures import Transformer
 
 
 def randomized(config: NormConfig) -> torch.nn.Module:
@@ -63,3 +69,157 @@ def test_rms_norm_without_gradients_is_torchs(shape: tuple[int, ...]):
             torch.testing.assert_close(norm(x), torch.rms_norm(x, (5,), norm.weight, 0.1))
         assert torch.equal(x, kept)
         assert norm(x).requires_grad
+
+
+def built(width: int = 5, **options: float) -> BatchNorm:
+    torch.manual_seed(0)
+    norm = BatchNorm(width, BatchNormConfig(**options)).double()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    return norm
+
+
+def torchs(norm: BatchNorm) -> nn.BatchNorm1d:
+    other = nn.BatchNorm1d(len(norm.weight), eps=norm.eps, momentum=norm.momentum).double()
+    other.load_state_dict(norm.state_dict(), strict=False)
+    return other
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 5), (1, 2, 5), (4, 1, 5)])
+def test_without_padding_it_is_torchs_over_all_tokens(shape: tuple[int, ...]):
+    """Outputs, gradients and running statistics over several batches, then evaluation."""
+    norm = built(eps=0.1, momentum=0.3)
+    other = torchs(norm)
+    for _ in range(3):
+        x = (torch.randn(shape, dtype=torch.float64) * 3 + 1).requires_grad_()
+        weight = torch.randn(shape, dtype=torch.float64)
+        actual, expected = norm(x), other(x.flatten(0, 1)).view(shape)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+        gradients = (
+            torch.autograd.grad((y * weight).sum(), [x, *module.parameters()])
+            for y, module in ((actual, norm), (expected, other))
+        )
+        for own, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(own, theirs, rtol=1e-10, atol=1e-12)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(norm, name), getattr(other, name), rtol=1e-12, atol=1e-12)
+    x = torch.randn(shape, dtype=torch.float64)
+    expected = other.eval()(x.flatten(0, 1)).view(shape)
+    torch.testing.assert_close(norm.eval()(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [0.0, 1e6, float("nan")])
+def test_padding_enters_no_statistics(padding: float):
+    """Nor the gradients of real tokens; a row may be padding from end to end."""
+    real = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]).bool()
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    x[~real] = padding
+    x.requires_grad_()
+    norm, alone = built(), built()
+    actual, expected = norm(x, real)[real], alone(x[real])
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm.running_mean, alone.running_mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm.running_var, alone.running_var, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(actual)
+    gradients = (torch.autograd.grad((y * weight).sum(), x)[0] for y in (actual, expected))
+    own, theirs = gradients
+    torch.testing.assert_close(own[real], theirs[real], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_where_there_are_no_statistics_the_running_ones_are_used_and_stay(tokens: int):
+    norm = built()
+    norm(torch.randn(2, 9, 5, dtype=torch.float64))
+    before = copy.deepcopy(norm.state_dict())
+    x = torch.randn(1, 3, 5, dtype=torch.float64)
+    actual = norm(x, torch.arange(3)[None] < tokens)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())
+    assert torch.equal(actual[:, :tokens], norm.eval()(x)[:, :tokens])
+    assert actual.isfinite().all()
+
+
+def test_momentum_is_checked():
+    for momentum in (0.0, -0.1, 1.5, float("nan")):
+        with pytest.raises(InputError, match=r"momentum: expected a share in \(0, 1\], got"):
+            BatchNormConfig(momentum=momentum)
+
+
+def model(preset: str = "encoder-tiny", block: str = "pre", **changes: object) -> Transformer:
+    torch.manual_seed(0)
+    options = {"hidden_size": 16, "attention.num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"num_hidden_layers": 2, "vocab_size": 50, "dropout": 0.0, "max_position_embeddings": 32}
+    return polyformer.create_model(preset, norm="batch", block=block, **options, **sizes, **changes)
+
+
+def statistics(trained: Transformer) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in trained.state_dict().items() if "running" in name}
+
+
+@pytest.mark.parametrize("preset", ["encoder-tiny", "decoder-tiny"])
+@pytest.mark.parametrize("block", ["post", "pre", "parallel", "gated"])
+def test_a_models_norms_see_real_tokens_alone(block: str, preset: str):
+    """In training: outputs and all running statistics, whatever stands at the padding, wherever it stands."""
+    reference = model(preset, block, **{"embedding.normed": True}).double().train()
+    ids = torch.randint(1, 50, (2, 6))
+    expected = copy.deepcopy(reference)
+    whole = expected(ids).last_hidden_state
+    for filler in (0, 7):
+        padded = torch.full((2, 10), filler)
+        padded[0, 3:9], padded[1, :6] = ids
+        mask = torch.zeros(2, 10).long()
+        mask[0, 3:9], mask[1, :6] = 1, 1
+        actual = copy.deepcopy(reference)
+        hidden = actual(padded, attention_mask=mask).last_hidden_state[mask.bool()]
+        torch.testing.assert_close(hidden, whole.flatten(0, 1), rtol=1e-9, atol=1e-9)
+        for name, tensor in statistics(actual).items():
+            torch.testing.assert_close(tensor, statistics(expected)[name], rtol=1e-9, atol=1e-9)
+
+
+def test_running_statistics_are_saved(tmp_path: Path):
+    saved = model("decoder-tiny").train()
+    ids = torch.randint(0, 50, (3, 9))
+    saved(ids)
+    saved.eval().save_pretrained(tmp_path)
+    loaded = polyformer.from_pretrained(tmp_path)
+    assert statistics(loaded).keys() == statistics(saved).keys() != set()
+    assert torch.equal(loaded(ids).logits, saved(ids).logits)
+
+
+def test_in_training_a_decoder_sees_its_future_and_in_evaluation_not():
+    """What the docstring declares."""
+    decoder = model("decoder-tiny").double()
+    ids = torch.randint(0, 50, (2, 8))
+    other = ids.clone()
+    other[:, 5:] = torch.randint(0, 50, (2, 3))
+    for training in (True, False):
+        decoder.train(training)
+        with torch.no_grad():
+            first, second = (decoder(x).last_hidden_state[:, :5] for x in (ids, other))
+        assert torch.allclose(first, second, rtol=1e-12, atol=1e-12) != training
+
+
+REFUSED = {
+    "block": ("decoder-tiny", {"block": "reversible"}, "norm: 'batch' .*block 'reversible'"),
+    "memory": (
+        "decoder-tiny",
+        {"memory": "recurrent", "position": "transformer_xl"},
+        "norm: 'batch' .*memory 'recurrent'",
+    ),
+    "depth": ("decoder-tiny", {"depth": "act"}, "norm: 'batch' .*depth 'act'"),
+    "head": ("encoder-tiny", {"head": "enhanced_masked"}, "encoder.norm: head 'enhanced_masked'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_norms_tokens_twice_is_refused(name: str):
+    preset, changes, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        model(preset, **changes)
+
+
+def test_recomputed_activations_are_refused():
+    recomputing = model("decoder-tiny").train()
+    recomputing.decoder.recompute = True
+    with pytest.raises(InputError, match="recompute: a norm over all tokens would count every batch twice"):
+        recomputing(torch.zeros(1, 4, dtype=torch.long))

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs, Tokens
 
 
 def ids(rows: int, length: int) -> Tensor:

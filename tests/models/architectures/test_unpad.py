@@ -11,7 +11,7 @@ from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.functional.splits import document_lengths
 from polyformer.attention.patterns import Window
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.unpadding import unpadding
 from polyformer.models.presets import model_config

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 import polyformer
 from polyformer import InputError
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.sequence import reach
+from polyformer.core.sequence import tokens as reach
 from polyformer.models.attached.bounded import BoundedLayer
 from tolerances import Double
 

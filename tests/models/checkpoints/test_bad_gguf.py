@@ -18,7 +18,7 @@ import polyformer
 from gguf_files import Kind, write
 from polyformer.core.errors import InputError
 from polyformer.data import load_tokenizer
-from polyformer.models.checkpoints.gguf_tensors import LAYER
+from polyformer.models.checkpoints.gguf import LAYER
 
 WIDTH, HEADS, VOCAB = 32, 4, 24
 VALUES: dict[str, Any] = {

@@ -10,6 +10,7 @@ from polyformer.attention.patterns import Causal, Global, Window
 from polyformer.attention.positions import SinusoidalConfig
 from polyformer.core.errors import InputError
 from polyformer.models.presets import MODELS, create_model, list_models, model_config, register
+from polyformer.models.presets.base import SizedPreset, Variant
 from polyformer.nn.block import PreNormConfig
 
 
@@ -116,3 +117,13 @@ def test_a_users_preset_joins_the_list():
             register("test-mine")
     finally:
         del MODELS._items["test-mine"]
+
+
+def test_a_row_is_a_preset_with_its_description_and_its_fields():
+    row = MODELS["gpt2-medium"]
+    assert isinstance(row, SizedPreset)
+    assert (row.name, row.layers, row.width, row.heads) == ("gpt2-medium", 24, 1024, 16)
+    assert row.__doc__ == row.description
+    variant = MODELS["alibi-small"]
+    assert isinstance(variant, Variant)
+    assert variant() == model_config("decoder-small", {"position": "alibi"})

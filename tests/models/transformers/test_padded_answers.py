@@ -7,8 +7,8 @@ import torch
 from twins import CLASSES, texts, twins
 
 from polyformer.core.errors import InputError
-from polyformer.models.checkpoints.matching import resolve_prefix
 from polyformer.models.checkpoints.save import find_family, to_hub_tensors
+from polyformer.models.checkpoints.tensors import resolve_prefix
 
 SPANS = [case for case in CLASSES if "QuestionAnswering" in case[1]]
 FLOAT32 = (

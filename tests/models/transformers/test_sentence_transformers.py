@@ -13,7 +13,7 @@ from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizers.loading import build_tokenizer
-from polyformer.models.checkpoints.sentence import embedding_head, write_modules
+from polyformer.models.checkpoints.folder_files import embedding_head, write_modules
 
 TEXTS = [f"line {i} of a small text" for i in range(60)]
 LONG = " ".join(TEXTS[:9])  # longer than the source's 40 positions

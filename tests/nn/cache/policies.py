@@ -13,7 +13,7 @@ from polyformer.attention.positions import BoundPosition
 from polyformer.attention.positions.by_distance import Alibi, T5Bias, buckets
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 from polyformer.models.architectures import Transformer
 from polyformer.nn import H2O, DroppingPolicy, ExpectedAttention, SnapKV

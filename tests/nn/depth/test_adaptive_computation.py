@@ -13,7 +13,7 @@ from polyformer.attention.positions.added import StepSinusoidConfig
 from polyformer.attention.positions.by_distance import AlibiConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.nn.depth import recorded_depths

@@ -12,7 +12,7 @@ from torch import Tensor
 from polyformer.attention.positions.rope import RopeConfig
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.exit_loss import ExitLoss
 from polyformer.models.checkpoints import convert

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.core.ops.layers import collect_auxiliary_losses
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config

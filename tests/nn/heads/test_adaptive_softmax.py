@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
+from polyformer.core.ops.cross_entropy import Cluster, adaptive_cross_entropy, log_probabilities
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.presets import model_config

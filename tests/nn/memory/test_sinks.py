@@ -13,7 +13,7 @@ from polyformer.attention.patterns import Window
 from polyformer.attention.positions import LearnedConfig, PositionConfig, RopeConfig, T5BiasConfig
 from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.core.errors import InputError
-from polyformer.core.sequence import reach
+from polyformer.core.sequence import tokens as reach
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.weights import with_weights
 from polyformer.models.checkpoints import from_pretrained

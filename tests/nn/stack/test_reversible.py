@@ -10,8 +10,8 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms import AdaptiveSpanConfig
 from polyformer.attention.positions import LearnedPerLayerConfig, NoPositionConfig, T5BiasConfig
-from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.core.ops.layers import collect_auxiliary_losses
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.sequence.context import Context
 from polyformer.models.presets import model_config

@@ -22,7 +22,7 @@ from polyformer.attention.positions import (
 from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.nn.block import ParallelConfig, PostNormConfig, PreNormConfig, ReversibleConfig
 from polyformer.nn.feedforward import DenseConfig, NoFeedForwardConfig
 from polyformer.nn.stack import (

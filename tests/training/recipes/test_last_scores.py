@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launching import torchrun
-from polyformer.core import launcher
 from polyformer.data import load
+from polyformer.training.launcher import rank
 from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import TEXT
 
@@ -63,4 +63,4 @@ if __name__ == "__main__":
     for data in (folder / "lm.txt", folder / "translate.tsv"):
         out = folder / data.stem
         scores = {way: fit(recipe(data.stem, data, mesh), out / way).scores for way, mesh in PARALLEL.items()}
-        (out / f"scores-{launcher.rank()}.json").write_text(json.dumps(scores))
+        (out / f"scores-{rank()}.json").write_text(json.dumps(scores))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from polyformer.applications.audit.subject import Sample, Subject, expanded, module_subject
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
 from polyformer.core.paths import checked_path
 from polyformer.core.sequence.context import positions_from_mask
 from polyformer.models.architectures import Transformer, VisionTransformer, load_pretrained

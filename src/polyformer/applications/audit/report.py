@@ -9,8 +9,8 @@ from typing import Any, Literal
 from polyformer.applications.audit.checks import CHECKS
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import YAML_BYTES
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.ranges import YAML_BYTES
 
 Status = Literal["passed", "finding", "accepted", "not applicable"]
 

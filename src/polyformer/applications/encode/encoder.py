@@ -17,13 +17,13 @@ from torch import Tensor
 from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.ops.pooling import pool
+from polyformer.core.foreign_checkpoints import gguf_file
+from polyformer.core.ops.layers import pool
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG
+from polyformer.models.checkpoints.folder_files import TextReading, embedding_head, text_reading
 from polyformer.models.checkpoints.load import WRAPPED
-from polyformer.models.checkpoints.sentence import TextReading, embedding_head, text_reading
 from polyformer.models.config import ModelConfig, max_positions
 from polyformer.nn.heads import EmbedConfig
 from polyformer.training.recipes.reader import LABELLED, MARKS, collation, set_special_tokens

@@ -12,7 +12,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
-from polyformer.models.checkpoints.sentence import embedding_head
+from polyformer.models.checkpoints.folder_files import embedding_head
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training import tasks

@@ -25,7 +25,7 @@ class CommonWords(ProbeTask):
 
     @property
     def fewest(self) -> int:
-        """Their number is that of the common words; without other words, nothing would be common."""
+        """The least number of words besides the common ones; without other words, none would be common."""
         return self.count
 
     @property

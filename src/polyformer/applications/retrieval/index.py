@@ -24,8 +24,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
 from polyformer.core.imports import needs_extra
-from polyformer.core.limits import SIZE
-from polyformer.core.ranges import PositiveInt, PositiveShare, check_range
+from polyformer.core.ranges import SIZE, PositiveInt, PositiveShare, check_range
 from polyformer.training.lock import sole_writer
 
 INDEX, ABOUT = "index.faiss", "index.json"

@@ -16,8 +16,7 @@ from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
 from polyformer.core.paths import checked_path
 from polyformer.data import Tokenizer, load_tokenizer
 from polyformer.models.architectures import Transformer

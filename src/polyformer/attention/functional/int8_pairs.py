@@ -2,7 +2,7 @@
 
     scores_j = q^T n_j s_j scale,    y = sum_j (p_j t_j) m_j,    p = softmax(scores)
 
-for keys s_j n_j and values t_j m_j (`core.int8_cache`). Chunks of the integers are converted in a core's
+for keys s_j n_j and values t_j m_j (`Int8Cache`). Chunks of the integers are converted in a core's
 cache and multiplied by the library. In a graph that torch compiles, with AVX-512, the products are loops over
 the integers, joined with the conversion. Both read a quarter of the memory of float32.
 """
@@ -18,7 +18,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Causal, Full, restricted
 from polyformer.core.host_values import is_recorded
 from polyformer.core.kv_cache import Int8Pairs
-from polyformer.core.ops.computed_once import computed_once
+from polyformer.core.ops.compiled_code import computed_once
 from polyformer.core.ops.softmax import recording
 from polyformer.core.sequence.context import Context
 

@@ -30,8 +30,8 @@ from polyformer.attention.functional.backends import sdpa
 from polyformer.attention.functional.backends.tiled import run as tiled
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import Call, Request, requires_gradients
-from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError
+from polyformer.core.ops.layers import collect_auxiliary_losses
 from polyformer.core.ops.softmax import recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State

@@ -13,7 +13,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.parsing import first_name
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 
 MechanismBackend = Literal["auto", "definition"]

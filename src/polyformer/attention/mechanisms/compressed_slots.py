@@ -35,7 +35,7 @@ from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.layout import Keys, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step, steps_of
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import recording, softmax
 from polyformer.core.sequence.context import Context
 

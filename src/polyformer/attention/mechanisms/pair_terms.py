@@ -26,7 +26,7 @@ from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.patterns.base import ScoreMod
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

@@ -29,11 +29,11 @@ from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
 from polyformer.core.ops.autograd import without_autocast
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import edited_weights, record
 from polyformer.core.ranges import Probability
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 
 

@@ -31,11 +31,11 @@ from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import step
 from polyformer.core.kv_cache import Int8Cache, Int8Pairs, appended
 from polyformer.core.ops.autograd import at_least_float32
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 
 

@@ -29,13 +29,13 @@ from polyformer.attention.patterns.base import Pattern, ScoreMod, TabulatedPatte
 from polyformer.attention.patterns.layout import Keys, Structure, clip
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.patterns.score_steps import chain_score_mods, step
-from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.host_values import tensor_on
 from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache, appended
+from polyformer.core.ops.layers import add_auxiliary_loss
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 
 SPAN_MULTIPLE = 64

@@ -25,9 +25,8 @@ from polyformer.attention.patterns.layout import Keys, Layout, Row, Structure, c
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.limits import PATTERN_NUMBER
 from polyformer.core.parsing import first_name, parse_expression, plain
-from polyformer.core.ranges import check_ranges
+from polyformer.core.ranges import PATTERN_NUMBER, check_ranges
 from polyformer.core.registry import Members, register
 from polyformer.core.sequence.context import Context
 

@@ -60,7 +60,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.host_values import tensor_on
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from polyformer.attention.patterns.layout import Keys, Structure, clip, subtract
 from polyformer.attention.patterns.mods import Mod, is_own
 from polyformer.core.errors import InputError, quote
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import union
+from polyformer.core.sequence.tokens import union
 
 
 @dataclasses.dataclass(frozen=True)

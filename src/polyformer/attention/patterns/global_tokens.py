@@ -33,7 +33,7 @@ from polyformer.attention.patterns.implied import Causal
 from polyformer.attention.patterns.layout import BlockNeeds, Interval, Keys, Structure, clip
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.sequence.context import Context, look_up
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 
 
 @dataclasses.dataclass(frozen=True)

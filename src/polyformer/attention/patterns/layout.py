@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 
-from polyformer.core.sequence.reach import Reach, union
+from polyformer.core.sequence.tokens import Reach, union
 
 Interval = tuple[int, int]
 """Key slots start <= j < stop."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, check_positions
 from polyformer.core.errors import InputError
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ranges import PositiveInt, Probability

@@ -24,7 +24,7 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import is_traced, transformed
 from polyformer.attention.positions.base import Position, PositionConfig, Shape, Site, sinusoids
 from polyformer.core.ops.autograd import is_autocast
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout
 from polyformer.core.ops.linear import Linear, is_plain
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.core.sequence.context import Context

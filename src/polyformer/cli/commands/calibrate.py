@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.cli.commands.options import Device, argument, device, option, parse_numbers
 from polyformer.core.errors import InputError
-from polyformer.core.limits import NEW_TOKENS
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import NEW_TOKENS, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.exits.calibrate import ThresholdTest

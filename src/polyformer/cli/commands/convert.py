@@ -182,7 +182,7 @@ def run(options: ConvertOptions) -> None:
 def _save(model: Any, folder: Path, format: str) -> None:
     """Write the model and its card, and for a wrapped embedding model the files of sentence-transformers."""
     from polyformer.models.architectures.model_card import write_export_card
-    from polyformer.models.checkpoints.sentence import write_modules
+    from polyformer.models.checkpoints.folder_files import write_modules
     from polyformer.models.config import ModelConfig
 
     if format != "wrapped":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyformer.cli.commands.options import argument, option, refuse, set_options
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import COUNT
+from polyformer.core.ranges import COUNT
 
 if TYPE_CHECKING:
     from polyformer.data.prepared.folder import Settings

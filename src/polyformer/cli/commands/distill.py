@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyformer.cli.commands.options import Device, argument, device, option, recipe_settings
 from polyformer.core.errors import InputError
-from polyformer.core.limits import COUNT
+from polyformer.core.ranges import COUNT
 
 if TYPE_CHECKING:
     from polyformer.training.recipes.fit import Fitted

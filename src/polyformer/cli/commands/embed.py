@@ -78,8 +78,8 @@ def run(options: EmbedOptions) -> None:
 
     from polyformer.applications.encode.embed import OutputFormat, embed
     from polyformer.applications.encode.encoder import Encoder
-    from polyformer.core import launcher
     from polyformer.core.ops.cpu import model_threads
+    from polyformer.training.launcher import rank, world
     from polyformer.training.recipes.run import choose_device
 
     if options.out is None:
@@ -89,14 +89,14 @@ def run(options: EmbedOptions) -> None:
             "--unnormalized: requires --pooling; a model with its own head defines whether "
             "vectors are normalized"
         )
-    rank, world = launcher.rank(), launcher.world()
+    process, processes = rank(), world()
     place = choose_device(options.device)
     if place.type == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     form = OutputFormat(
         dtype=options.dtype, with_text=options.with_text, rows=options.rows, too_long=options.too_long
     )
-    texts = texts_of(options, world)
+    texts = texts_of(options, processes)
     encoder = Encoder(
         Path(options.model),
         place,
@@ -112,11 +112,11 @@ def run(options: EmbedOptions) -> None:
             texts,
             Path(options.out),
             form,
-            rank=rank,
-            world=world,
-            report=report if rank == 0 else lambda progress: None,
+            rank=process,
+            world=processes,
+            report=report if process == 0 else lambda progress: None,
         )
-    conclude(progress, options, rank, world)
+    conclude(progress, options, process, processes)
 
 
 def texts_of(options: EmbedOptions, world: int) -> "Texts | TextList":

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import Device, argument, data_settings, device, option, refuse
 from polyformer.cli.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import COUNT
-from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
+from polyformer.core.ranges import COUNT, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.training.recipes import Recipe

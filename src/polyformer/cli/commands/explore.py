@@ -12,8 +12,7 @@ from typing import Any
 
 from polyformer.cli.commands.options import Device, argument, device, model_settings, option
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import NEW_TOKENS
-from polyformer.core.ranges import PositiveFloat, PositiveInt
+from polyformer.core.ranges import NEW_TOKENS, PositiveFloat, PositiveInt
 
 EXAMPLES = """examples:
   polyformer explore runs/demo-1 "def attend(q, k, v):" --out attention.html

@@ -63,7 +63,7 @@ def image_reading(options: Any, loaded: Loaded, path: str | None, name: str) -> 
 
 def is_model(name: str) -> bool:
     """Return whether `name` is the folder or file of a model, not a text or an image."""
-    from polyformer.core.gguf import SUFFIX
+    from polyformer.core.foreign_checkpoints import SUFFIX
 
     # Unlike the methods of Path, these return False for a text that is too long for a file name.
     return os.path.isdir(name) or (name.lower().endswith(SUFFIX) and os.path.isfile(name))
@@ -140,7 +140,7 @@ def load_from_transformers(name: str, image: bool) -> tuple[Any, Any]:
     transformers cannot load the model, and if weights are missing.
     """
     from polyformer.cli.plots.explorer.images import CLASSIFIER, part_for
-    from polyformer.core.hub import load_by_transformers
+    from polyformer.core.foreign_checkpoints import load_by_transformers
 
     kind = "AutoModel"
     architectures = load_by_transformers("AutoConfig", name).architectures if image else None

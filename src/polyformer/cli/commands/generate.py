@@ -25,8 +25,7 @@ from polyformer.cli.commands.input_lines import input_lines, refuse_file_names, 
 from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import COUNT, NEW_TOKENS
-from polyformer.core.ranges import PositiveFloat, PositiveInt, Share
+from polyformer.core.ranges import COUNT, NEW_TOKENS, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval import Mixture as KnnMixture

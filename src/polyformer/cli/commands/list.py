@@ -9,7 +9,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from polyformer.cli.commands.options import argument
-from polyformer.core.names import OTHER_NAMES, unknown_name
+from polyformer.core.registry import OTHER_NAMES, unknown_name
 
 EXAMPLES = """examples:
   polyformer list

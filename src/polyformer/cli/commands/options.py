@@ -21,10 +21,9 @@ from annotated_types import Le
 
 from polyformer.cli.commands import options_class
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.limits import SIZE
 from polyformer.core.parsing import parse_yaml
 from polyformer.core.paths import check_file, check_folder, descriptor
-from polyformer.core.ranges import check_range, ranges
+from polyformer.core.ranges import SIZE, check_range, ranges
 
 DOTTED, BARE, MODEL, DATA = r"--[\w-]+(\.[\w-]+)+", r"--[\w.-]+", r"--model(\.[\w-]+)+", r"--data(\.[\w-]+)+"
 """Patterns of setting names: a recipe's settings contain a dot, a bench's need not."""

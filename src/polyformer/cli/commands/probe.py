@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyformer.cli.commands.options import Device, argument, device, option, parse_lengths, refuse
 from polyformer.core.errors import unknown
-from polyformer.core.limits import COUNT
-from polyformer.core.ranges import NonNegativeInt, PositiveInt
+from polyformer.core.ranges import COUNT, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.probing import ProbedModel, ProbeResult

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyformer.core import launcher
 from polyformer.core.errors import InputError
+from polyformer.training.launcher import world
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def refuse_several(what: str) -> None:
 
 def several() -> bool:
     """Return whether a launcher started more than one process."""
-    return launcher.world() > 1
+    return world() > 1
 
 
 def resumable(folder: str | None, shared: "Workers", model: "nn.Module", settings: object) -> "Workers":

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.cli.commands.options import Device, argument, device, option
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import COUNT, NEW_TOKENS
 from polyformer.core.paths import is_replaceable
-from polyformer.core.ranges import NonNegativeInt, PositiveInt
+from polyformer.core.ranges import COUNT, NEW_TOKENS, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.prompting import Example, Sources, Template

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyformer.cli.commands.options import argument, option
-from polyformer.core.limits import COUNT
+from polyformer.core.ranges import COUNT
 
 if TYPE_CHECKING:
     from polyformer.training.rl.policies import Maker

@@ -118,5 +118,5 @@ def output_file(out: str | None) -> Path | None:
 
 
 def columns() -> int:
-    """How wide the terminal is; 80 where there is none."""
+    """Return the width of the terminal in characters; 80 without a terminal."""
     return shutil.get_terminal_size().columns

@@ -14,7 +14,7 @@ from typing import Any
 
 from polyformer.cli.commands.options import Device, argument, device, imports, option, recipe_settings
 from polyformer.core.errors import InputError
-from polyformer.core.limits import COUNT
+from polyformer.core.ranges import COUNT
 
 
 @dataclass(frozen=True, kw_only=True)

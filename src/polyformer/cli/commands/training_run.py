@@ -17,7 +17,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
     After a signal, exit with the usual status, 128 + the signal's number.
     """
-    from polyformer.core.launcher import world
+    from polyformer.training.launcher import world
     from polyformer.training.recipes.fit import fit
     from polyformer.training.recipes.run import choose_device, new_folder
     from polyformer.training.recipes.stages import fit_stages

@@ -9,8 +9,8 @@ from typing import Any
 from polyformer.applications.pattern_fitting import FittedPattern
 from polyformer.attention.patterns import Pattern
 from polyformer.cli.commands.before_after import Comparison, TextMeasurement
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import Write
+from polyformer.core.measuring import new_figure, save_figure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 
 
 def draw_head_map(values: Tensor, title: str, label: str, path: Path) -> None:

@@ -15,8 +15,8 @@ from polyformer.attention.patterns.composition import as_pattern
 from polyformer.attention.patterns.implied import restricted
 from polyformer.attention.patterns.layout import Layout, count
 from polyformer.core.errors import InputError
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.sequence.context import Context
 
 LIMIT = 4096

@@ -9,8 +9,8 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.paths import path_lengths
 from polyformer.cli.plots.pattern import MOST_HEADS, check, write_title
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.sequence.context import Context
 
 LIMIT = 1024

@@ -17,8 +17,8 @@ from torch import Tensor
 from polyformer.attention.positions import Position, PositionConfig, Shape, Site
 from polyformer.cli.plots.pattern import check
 from polyformer.core.errors import InputError, quote
-from polyformer.core.figures import figure_svg, new_figure, save_figure
 from polyformer.core.files import write_output
+from polyformer.core.measuring import figure_svg, new_figure, save_figure
 from polyformer.core.sequence.context import Context
 
 LIMIT = 1024

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.core.errors import InputError, quote
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import Write
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.models.architectures import Transformer
 
 LEAST = 4

@@ -1,16 +1,27 @@
-"""Code that torch compiles, and its cache on disk for later processes.
+"""Code that torch compiles, two operations for it, and its cache on disk for later processes.
 
-Both caches, torch's and this library's, contain pickles and machine code, so a process reads only what this
-user has written (`core/private_files.py`).
+`row_product` is the product of a single row with a weight, for graphs that torch compiles for a CPU. The
+compiled code is a loop over the weight as it is, joined with the operations behind it. It reads memory faster
+than a library does, and a call of the library also costs 20 microseconds. `computed_once` is a value that
+compiled code computes before the loops that read it. torch's compiler joins operations to the loop that reads
+their result; if each turn of a loop reads the same numbers, they would be computed again in each turn.
+
+Both caches, torch's and this library's, contain pickles and machine code. A file that can run code is read
+only from a folder that only this user can write, with the signature of a key that no other user can read. So
+neither a file that another user puts into a shared cache folder is run, nor one that comes with an archive or
+a copied folder.
 """
 
 import atexit
 import functools
 import hashlib
+import hmac
 import inspect
 import os
 import re
+import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import warnings
@@ -23,9 +34,176 @@ from torch import Tensor, fx
 from torch.compiler import config
 
 from polyformer.core.errors import InputError, caution
-from polyformer.core.ops import computed_once, row_product
-from polyformer.core.paths import cache_folder
-from polyformer.core.private_files import SharedError, private_folder, read_signed, write_signed
+from polyformer.core.files import atomic_write, open_file
+from polyformer.core.ops.cpu import use_huge_pages
+from polyformer.core.paths import cache_folder, state_folder
+
+_library = torch.library.Library("polyformer", "FRAGMENT")
+_library.define("row_product(Tensor x, Tensor weight) -> Tensor")
+
+
+def row_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x [..., I] of a single row times weight [O, I] transposed, plus bias [O]: [..., O].
+
+    weight: contiguous.
+    """
+    use_huge_pages(weight.data_ptr(), weight.nbytes)
+    y = torch.ops.polyformer.row_product.default(x.reshape(-1), weight)
+    return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
+
+
+def _row_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute the product outside compiled code, which is when a graph is recorded."""
+    return torch.mv(weight, x)
+
+
+_library.impl("row_product", _row_product, "CPU")
+
+
+@torch.library.register_fake("polyformer::row_product", lib=_library)
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(len(weight))
+
+
+@functools.cache
+def register_row_product() -> None:
+    """Let torch's compiler compute the product; the import takes a second."""
+    from torch._inductor.lowering import lowerings, register_lowering, to_dtype
+
+    aten = torch.ops.aten
+
+    def lower(x: Any, weight: Any) -> Any:
+        x.realize()  # else the operations before would be repeated for every output
+        wide = torch.promote_types(x.get_dtype(), torch.float32)
+        products = lowerings[aten.mul.Tensor](to_dtype(weight, wide), to_dtype(x, wide))
+        return to_dtype(lowerings[aten.sum.dim_IntList](products, [1]), x.get_dtype())
+
+    register_lowering(torch.ops.polyformer.row_product.default, type_promotion_kind=None)(lower)
+
+
+_library.define("computed_once(Tensor x) -> Tensor")
+
+
+def computed_once(x: Tensor) -> Tensor:
+    """Return x, which a graph that is compiled for a CPU stores before it is read."""
+    return torch.ops.polyformer.computed_once.default(x)
+
+
+_library.impl("computed_once", torch.clone, "CPU")
+
+
+@torch.library.register_fake("polyformer::computed_once", lib=_library)
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@functools.cache
+def register_computed_once() -> None:
+    """Let torch's compiler store the value; the import takes a second."""
+    from torch._inductor.lowering import register_lowering
+
+    def lower(x: Any) -> Any:
+        x.realize()
+        return x
+
+    register_lowering(torch.ops.polyformer.computed_once.default, type_promotion_kind=None)(lower)
+
+
+SIGNATURE = hashlib.sha256().digest_size
+"""The bytes before the content of a signed file."""
+
+_KEY = "key"
+_OTHERS_WRITE, _OTHERS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IRWXG | stat.S_IRWXO
+
+
+class SharedError(Exception):
+    """A file or folder is not this user's, or others can change it; the message has the way out."""
+
+
+def private_folder(path: Path) -> Path:
+    """Return the folder `path`, created for this user only if it does not exist.
+
+    Raises `SharedError` if it belongs to another user, or others can write to it.
+    """
+    path.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+    _check(path, path.stat(), _OTHERS_WRITE)
+    return path
+
+
+def write_signed(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file by `write(path)`, atomically and with a signature, into a private folder.
+
+    Raises `SharedError` if others can change the folder or read the key, and `InputError` as `atomic_write`.
+    """
+
+    def signed(partial: Path) -> None:
+        write(partial)
+        content = partial.read_bytes()
+        partial.write_bytes(_signature(path, content) + content)
+        partial.chmod(stat.S_IRUSR | stat.S_IWUSR)
+
+    private_folder(path.parent)
+    atomic_write(path, signed)
+
+
+def read_signed(path: Path) -> bytes | None:
+    """Return the content of a file by `write_signed`; None for a missing, damaged, renamed or foreign file.
+
+    Raises `SharedError` if others can change the file or its folder, or read the key.
+    """
+    private_folder(path.parent)
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        _check(path, os.fstat(file.fileno()), _OTHERS_WRITE)
+        signature, content = file.read(SIGNATURE), file.read()
+    return content if hmac.compare_digest(signature, _signature(path, content)) else None
+
+
+def _signature(path: Path, content: bytes) -> bytes:
+    """Return the signature of a file's name and content."""
+    return hmac.digest(_key(), path.name.encode() + b"\0" + content, "sha256")
+
+
+def _key() -> bytes:
+    """Return the key of this user, which is generated at first use."""
+    path = private_folder(state_folder()) / _KEY
+    try:
+        return _read_key(path)
+    except FileNotFoundError:
+        new = path.with_name(f".{_KEY}.{secrets.token_hex(4)}.partial")
+        with open(
+            new, "xb", opener=lambda name, flags: os.open(name, flags, stat.S_IRUSR | stat.S_IWUSR)
+        ) as file:
+            file.write(secrets.token_bytes(SIGNATURE))
+        try:
+            os.link(new, path)  # complete at once, and never in the place of another process's key
+        except FileExistsError:
+            pass
+        finally:
+            new.unlink()
+        return _read_key(path)
+
+
+def _read_key(path: Path) -> bytes:
+    with open_file(path) as file:
+        _check(path, os.fstat(file.fileno()), _OTHERS)
+        key = file.read()
+    if len(key) != SIGNATURE:
+        raise SharedError(f"{path}: damaged; remove it")
+    return key
+
+
+def _check(path: Path, status: os.stat_result, forbidden: int) -> None:
+    """Raise `SharedError` if a file or folder is of another user, or has `forbidden` bits of its mode."""
+    if status.st_uid != os.getuid():
+        raise SharedError(f"{path} belongs to another user; remove it")
+    if status.st_mode & forbidden:
+        mode = stat.S_IMODE(status.st_mode & ~forbidden)
+        raise SharedError(
+            f"{path} is open to other users; remove what they put there, then chmod {mode:o} it"
+        )
+
 
 MOST_FILES = 200
 """The most compiled graphs in the cache folder, of about a megabyte each."""
@@ -111,8 +289,7 @@ def _file(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Path | None:
 @functools.cache
 def _lowerings() -> str:
     """Return a digest of the code that decides what this library's operations are compiled to."""
-    sources = map(inspect.getsource, (row_product, computed_once, sys.modules[__name__]))
-    return hashlib.sha256("".join(sources).encode()).hexdigest()
+    return hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()
 
 
 def _stored(file: Path | None) -> Any:
@@ -145,8 +322,8 @@ def _compiled(file: Path | None, module: fx.GraphModule, inputs: Sequence[Tensor
     from torch._inductor import standalone_compile  # takes a second
     from torch._inductor.exc import InductorError
 
-    row_product.register_lowering()
-    computed_once.register_lowering()
+    register_row_product()
+    register_computed_once()
     try:
         compiled = standalone_compile(module, list(inputs), dynamic_shapes="from_example_inputs")
     except InductorError as error:

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer's output without storing all logits.
+"""Cross-entropy of a linear layer's output without storing all logits, and adaptive softmax.
 
 The loss over a vocabulary of V is the only place with a tensor [tokens, V]. Here the tokens are processed in
 chunks: the logits of a chunk give its loss and, if needed, the gradients of the hidden states and of the
@@ -10,9 +10,22 @@ the three products have autocast's type, and the vocabulary is filled up to a mu
 products of a large vocabulary take more time than a small model. On a CPU the products are in float32.
 
 A few logits (`FEW`) are computed at once, as in the definition: the steps of a chunk would take longer.
+
+Adaptive softmax has a vocabulary in clusters of decreasing frequency, few of them needed by a text. With
+cluster 0 the frequent tokens c_0 = 0 .. c_1 - 1, and cluster i > 0 the tokens c_i .. c_(i+1) - 1,
+
+    head = log softmax([P_0^T h W_0^T + b_0,  P_0^T h G^T + g])       c_1 tokens, then one entry per cluster
+    log p(w) = head[w]                                                 w in cluster 0
+    log p(w) = head[c_1 + i - 1] + log softmax(P_i^T h W_i^T + b_i)[w - c_i]      w in cluster i
+
+W_i [V_i, d_i] are token vectors, P_i [E, d_i] a projection to their width (none if d_i = E), and G [K, d_0]
+the vectors of K clusters. A loss needs the head for every token, but cluster i only for its tokens: about V_0
++ K + sum_i p_i V_i logits per token instead of V, with p_i the share of a text in cluster i. Grave et al.
+2017, section 4; projections and narrower vectors: Baevski and Auli 2019, section 3.
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -362,3 +375,69 @@ def _over_processes(logits: Tensor, wanted: Tensor, rows: VocabularyShard) -> tu
     powers = logits.sub_(largest.unsqueeze(1)).exp_()
     sums, wanted = rows.total(torch.stack([powers.sum(1), wanted]))
     return largest + sums.log(), wanted, powers.div_(sums.unsqueeze(1))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cluster:
+    """The parameters of one cluster: vectors W [V_i, d_i], their bias [V_i], projection P [E, d_i].
+
+    The vectors of the first cluster are followed by the vectors of the other clusters, G [K, d_0].
+    """
+
+    vectors: Tensor
+    bias: Tensor | None = None
+    projection: Tensor | None = None
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Return P^T h: hidden [..., E] -> [..., d_i]."""
+        return hidden if self.projection is None else linear(hidden, self.projection.t())
+
+    def log_softmax(self, hidden: Tensor) -> Tensor:
+        """Return the log-probabilities of the cluster's entries: hidden [..., E] -> [..., V_i]."""
+        logits = linear(self.projected(hidden), self.vectors, self.bias)
+        return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def log_probabilities(hidden: Tensor, clusters: Sequence[Cluster]) -> Tensor:
+    """Return the log-probabilities of all tokens: hidden [..., E] -> [..., V], in the dtype of hidden."""
+    head = clusters[0].log_softmax(hidden)
+    frequent = head.shape[-1] - (len(clusters) - 1)
+    tails = [
+        head[..., frequent + i : frequent + i + 1] + cluster.log_softmax(hidden)
+        for i, cluster in enumerate(clusters[1:])
+    ]
+    return torch.cat([head[..., :frequent], *tails], -1).to(hidden.dtype)
+
+
+def adaptive_cross_entropy(hidden: Tensor, clusters: Sequence[Cluster], labels: Tensor) -> Tensor:
+    """Return the mean of -log p(label), with logits only for clusters that contain labels.
+
+    Args:
+        hidden: [..., E]. labels: [...] in 0..V-1, or -100 for tokens without a label; without any labels
+            the loss is 0.
+
+    Raises:
+        InputError: labels of another shape, or outside the vocabulary.
+    """
+    frequent = len(clusters[0].vectors) - (len(clusters) - 1)
+    starts = [0, frequent]
+    for cluster in clusters[1:]:
+        starts.append(starts[-1] + len(cluster.vectors))
+    check_labels(labels, hidden.shape[:-1], starts[-1])
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    first, count = labels, (labels != IGNORED).sum().clamp_min(1)
+    tails = []
+    for i, cluster in enumerate(clusters[1:], 1):
+        inside = (labels >= starts[i]) & (labels < starts[i + 1])
+        first = torch.where(inside, frequent + i - 1, first)
+        mean = _mean_of(cluster, hidden, torch.where(inside, labels - starts[i], IGNORED))
+        tails.append(mean * inside.sum() / count)
+    return torch.stack([_mean_of(clusters[0], hidden, first), *tails]).sum()
+
+
+def _mean_of(cluster: Cluster, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of one cluster over its labelled tokens; 0 if there are none."""
+    if not torch.compiler.is_compiling() and cluster.projection is not None:  # to project these rows only
+        rows = (labels != IGNORED).nonzero().squeeze(1)
+        hidden, labels = hidden.index_select(0, rows), labels.index_select(0, rows)
+    return linear_cross_entropy(cluster.projected(hidden), cluster.vectors, cluster.bias, labels)

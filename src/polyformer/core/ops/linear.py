@@ -11,14 +11,19 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import caution
 from polyformer.core.ops import product_kernels
-from polyformer.core.ops.activations import ACTIVATIONS
 from polyformer.core.ops.autograd import autocast_disabled, without_autocast
-from polyformer.core.ops.product_kernels import BLAS, PLAIN, PRODUCTS, LayerKernels, onednn_product
+from polyformer.core.ops.layers import ACTIVATIONS
+from polyformer.core.ops.product_kernels import (
+    BLAS,
+    PLAIN,
+    PRODUCTS,
+    LayerKernels,
+    onednn_product,
+    onednn_takes,
+)
 from polyformer.core.parts import parameter
 
 M = TypeVar("M", bound=nn.Module)
-
-ONEDNN_BUILT = torch.backends.mkldnn.is_available()
 
 SMALL = 1 << 20
 """Up to this number of multiplications, choosing a library costs more than it saves: either takes about 10
@@ -27,7 +32,7 @@ microseconds.
 
 
 class LinearBackend(Protocol):
-    """An object that computes products outside autograd while it is set (`ops.packed_weights`)."""
+    """An object that computes products outside autograd while set (`models.generation.packed_weights`)."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
@@ -116,21 +121,6 @@ def shaped(rows: Tensor, x: Tensor) -> Tensor:
     else refers to these rows.
     """
     return torch.ops.aten._unsafe_view(rows, [*x.shape[:-1], rows.shape[-1]])
-
-
-def onednn_takes(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether oneDNN may compute a product: eager, on a CPU, outside autocast and torch.func."""
-    return (
-        x.dtype == weight.dtype == dtype
-        and x.is_cpu
-        and weight.is_cpu
-        and not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None  # torch.jit.trace cannot record these operations
-        and ONEDNN_BUILT
-        and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
-        and x.numel() > 0
-    )
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -1,16 +1,116 @@
-"""The tokens of each row over any number of calls: validity, positions, documents."""
+"""The inputs of a model, the tokens of each row over all calls, and the keys that later tokens read.
+
+`ModelInputs` has the token ids of a text and optional data per token; `Tokens` the validity, positions and
+documents of all calls so far; `Reach` how far back queries read: the keys that a decoder must keep.
+"""
 
 import dataclasses
 
 import torch
 from torch import Tensor
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import host_values, remember
 from polyformer.core.sequence.context import Context, without_keys
-from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.state import State
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelInputs:
+    """A text, or the source of an encoder-decoder; a field is None if it is not given.
+
+    Args:
+        input_ids: [B, T], the text; the source of an encoder-decoder.
+        attention_mask: [B, T], 1 for non-padding tokens and 0 for padding, on either side.
+        position_ids: [B, T], [1, T] or [T]; by default non-padding tokens are counted from 0 in every
+            document.
+        document_ids: [B, T], not decreasing: documents packed in one row do not attend to one another.
+        token_type_ids, langs: [B, T] or [1, T], if the model has token types or languages.
+        segment_ids: [B, T], the sentence (or other part) of each token, for structured patterns and
+            positions; for the source of an encoder-decoder.
+        global_attention_mask: [B, T], 1 for tokens that the pattern `Marked()` makes global; with a state
+            for the new tokens; for the source of an encoder-decoder.
+        relation_ids: [B, T, T], a label of the relation of each token (axis 1) to each token (axis 2), -1 for
+            none, if the position scheme embeds them; with a state [B, T, all tokens so far].
+        inputs_embeds: [B, T, E], token vectors instead of the ids, as wide as the token table.
+        source_spans: [B, U, 2], the first and the last source position, counted without padding, that each
+            position of the target may read, for the pattern `SourceSpans()` of an encoder-decoder; given with
+            the source for the whole target; its later positions have the last span.
+    """
+
+    input_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+    position_ids: Tensor | None = None
+    document_ids: Tensor | None = None
+    token_type_ids: Tensor | None = None
+    langs: Tensor | None = None
+    segment_ids: Tensor | None = None
+    global_attention_mask: Tensor | None = None
+    relation_ids: Tensor | None = None
+    inputs_embeds: Tensor | None = None
+    source_spans: Tensor | None = None
+
+    def with_placeholder_ids(self, name: str = "inputs_embeds", choices: bool = False) -> "ModelInputs":
+        """Return these inputs with zeros as ids if the caller gave token vectors as `name` instead.
+
+        The vectors may be [B, C, T, E] if there may be `choices`.
+        """
+        vectors = self.inputs_embeds
+        if vectors is None:
+            return self
+        if self.input_ids is not None or vectors.dim() not in ((3, 4) if choices else (3,)):
+            other = "ids too" if self.input_ids is not None else tuple(vectors.shape)
+            raise InputError(f"{name}: expected [batch, length, width] in place of the ids, got {other}")
+        return dataclasses.replace(self, input_ids=vectors.new_zeros(vectors.shape[:-1], dtype=torch.long))
+
+    def with_all_rows(self) -> "ModelInputs":
+        """Return these inputs with every [1, T] row of numbers expanded to the ids [B, T]."""
+        ids, rows = self.input_ids, {}
+        if not isinstance(ids, Tensor):
+            return self
+        for name in ("position_ids", "token_type_ids", "langs"):
+            numbers = getattr(self, name)
+            if isinstance(numbers, Tensor) and numbers.shape == (1, *ids.shape[1:]):
+                rows[name] = numbers.expand_as(ids)
+        return dataclasses.replace(self, **rows) if rows else self
+
+    def local_part(self, shard: SequenceShard) -> "ModelInputs":
+        """Return the tokens of one process, without `relation_ids`, which are per pair."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if value is not None:
+                fields[name] = shard.take(value, 1 if name == "inputs_embeds" else -1)
+        return ModelInputs(**{**fields, "relation_ids": None})
+
+    def with_choices_as_rows(self) -> "tuple[ModelInputs, int]":
+        """Return the texts [B, C, T] of C choices per question as rows [B C, T], and C."""
+        ids = self.input_ids
+        assert ids is not None
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if value is not None and value.shape[:2] == ids.shape[:2]:
+                fields[name] = value.flatten(0, 1)
+        return ModelInputs(**fields), ids.shape[1]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the tokens are real, counted from 0, and of one document and segment without marks."""
+        tables = self.attention_mask is self.position_ids is self.document_ids is self.segment_ids is None
+        return tables and self.global_attention_mask is None
+
+    @property
+    def text_ids(self) -> Tensor | None:
+        """The ids [B, T]; None if they are only placeholders for token vectors."""
+        return self.input_ids if self.inputs_embeds is None else None
+
+
+def expected_ids(name: str, value: object) -> InputError:
+    """Return the error for an argument that is not a tensor of token ids."""
+    way_out = ""
+    if isinstance(value, str | list | tuple):
+        way_out = "; a tokenizer makes ids of a text: torch.tensor([tokenizer.encode(text)])"
+    return InputError(f"{name}: expected token ids [batch, length], got {quote(value)}{way_out}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,3 +352,78 @@ def _concatenate(
     past = default(*past_shape, dtype=dtype, device=ids.device) if past is None else past
     new = default(*ids.shape, dtype=dtype, device=ids.device) if new is None else new.to(dtype)
     return remember(torch.cat([past, new], 1), values)
+
+
+BLOCK = 64
+"""Keys are dropped in blocks of this many slots, so that the copies of the others cost little per token."""
+
+MARGIN = 64
+"""Keys kept in addition, so that as many tokens can be removed again (`State.truncated_`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """The earlier keys that a query may read; a superset is correct.
+
+    last: the farthest distance. It counts slots or, with `by_position`, positions, which differ at padding.
+    first: the number of first positions of a document that every later query may read too.
+    """
+
+    last: int
+    first: int = 0
+    by_position: bool = False
+
+    def __or__(self, other: "Reach") -> "Reach":
+        return Reach(
+            max(self.last, other.last), max(self.first, other.first), self.by_position or other.by_position
+        )
+
+    def __and__(self, other: "Reach") -> "Reach":
+        # Either contains the intersection.
+        return min(self, other, key=lambda reach: reach.last + reach.first)
+
+    @property
+    def most(self) -> int:
+        """The greatest number of keys before a single query that `kept` keeps, in a text without padding."""
+        return self.first + self.last + MARGIN + BLOCK
+
+    def in_slots(self, context: Context) -> "Reach | None":
+        """Return the reach of a context's queries in slots, with `first` as a number of first slots.
+
+        None if the positions of a row decrease, as in packed documents: first positions then have no fixed
+        slots. None too while a graph is traced, where positions cannot be read.
+        """
+        positions = context.kv_pos
+        if not (self.first or self.by_position) or (positions is None and context.kv_doc is None):
+            return self
+        if context.kv_doc is not None or positions is None or torch.compiler.is_compiling():
+            return None
+        if bool((positions.diff() < 0).any()):
+            return None
+        first = _most(positions < self.first) if self.first else 0
+        last = self.last
+        if self.by_position and context.q_pos is not None:
+            # Slots from the farthest key of the first query on, and padding among the queries.
+            start, stop = context.q_pos[..., :1], context.q_pos[..., -1:]
+            before = positions[..., : context.offset] >= start - last
+            last = max(last, _most(before) + context.q_len - 1 - int((stop - start).min()))
+        return Reach(last, first)
+
+    def kept(self, before: int) -> int:
+        """Return how many of the last of `before` slots are kept for a query after them; a reach in slots."""
+        return before - max(0, before - self.last - MARGIN) // BLOCK * BLOCK
+
+
+def _most(flags: Tensor) -> int:
+    """Return the greatest number of flags in a row of [T] or [B, T]."""
+    return int(flags.sum(-1, dtype=torch.long).max()) if flags.numel() else 0
+
+
+def union(reaches: "list[Reach | None]") -> Reach | None:
+    """Return the reach of several parts together; None if any reads all keys."""
+    combined: Reach | None = None
+    for reach in reaches:
+        if reach is None:
+            return None
+        combined = reach if combined is None else combined | reach
+    return combined

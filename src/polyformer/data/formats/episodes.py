@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import EXPANDED, EXPANSION
+from polyformer.core.ranges import EXPANDED, EXPANSION
 
 ROLES = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts")

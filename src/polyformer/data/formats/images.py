@@ -20,7 +20,7 @@ import numpy as np
 
 from polyformer.core.errors import InputError
 from polyformer.core.imports import needs_extra
-from polyformer.core.limits import IMAGE_BYTES, LABELS, PIXELS
+from polyformer.core.ranges import IMAGE_BYTES, LABELS, PIXELS
 from polyformer.data.sources.files import Remote, opened_bytes, plain_name
 
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyformer.core.errors import InputError, reason_of
-from polyformer.core.limits import EXPANDED, EXPANSION
+from polyformer.core.ranges import EXPANDED, EXPANSION
 from polyformer.data.formats.tables import Row
 from polyformer.data.sources.files import Remote, too_large
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.imports import needs_extra
-from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
+from polyformer.core.ranges import JSON_BYTES
 from polyformer.data.rows.structured import END, split_sentences
 from polyformer.data.sources.files import opened
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import JSON_BYTES
 from polyformer.core.parsing import parse_json
+from polyformer.core.ranges import JSON_BYTES
 from polyformer.data.sources.files import lines_of, opened
 
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import VECTOR_WIDTH, VECTOR_WORD
+from polyformer.core.ranges import VECTOR_WIDTH, VECTOR_WORD
 from polyformer.data.rows.masking import word_starts
 from polyformer.data.sources.files import opened_bytes
 from polyformer.data.tokenizers.tokenizer import Tokenizer

@@ -32,7 +32,10 @@ WIDEST_UINT16 = 2**16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place(Config):
-    """A position between documents: after `row` rows of source number `source`. due: see `held_out.Due`."""
+    """A position between documents: after `row` rows of source number `source`.
+
+    due: how much more text should be held out by now, see `sources.held_out.EvenSelection`.
+    """
 
     source: int = 0
     row: int = 0

@@ -24,8 +24,8 @@ import torch
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import YAML_BYTES
 from polyformer.core.parsing import parse_yaml
+from polyformer.core.ranges import YAML_BYTES
 from polyformer.data.prepared.folder import MANIFEST, FramedText, PreparedFolder, PreparedSplit, is_prepared
 from polyformer.data.rows.batching import (
     CORRUPTION,

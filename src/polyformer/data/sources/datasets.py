@@ -17,8 +17,8 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote, reason_of
 from polyformer.core.files import open_file, read_json
-from polyformer.core.limits import EXPANDED, EXPANSION
 from polyformer.core.paths import leaves_folder
+from polyformer.core.ranges import EXPANDED, EXPANSION
 from polyformer.data.formats.images import IMAGE, read_image
 from polyformer.data.sources.files import Remote, too_large
 

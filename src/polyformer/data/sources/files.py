@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from polyformer.core.errors import InputError, reason_of
 from polyformer.core.files import open_file
-from polyformer.core.limits import EXPANDED, EXPANSION, LINE
+from polyformer.core.ranges import EXPANDED, EXPANSION, LINE
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://.")
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import cast
 
 from polyformer.core.errors import InputError
-from polyformer.core.limits import FILE_OF_A_LABEL
 from polyformer.core.paths import kind_of, leaves_folder
+from polyformer.core.ranges import FILE_OF_A_LABEL
 from polyformer.data.formats.images import SUFFIXES, read_image
 from polyformer.data.formats.readers import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.prepared.rows import is_prepared_source, open_prepared, prepared_files

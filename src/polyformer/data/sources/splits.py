@@ -14,8 +14,7 @@ from annotated_types import Interval
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, caution, quote
-from polyformer.core.limits import IMAGE_SIDE
-from polyformer.core.ranges import Wording
+from polyformer.core.ranges import IMAGE_SIDE, Wording
 from polyformer.data.formats.columns import CHOICES, rows_of_part, with_choices
 from polyformer.data.formats.episodes import ROLES, checked_episodes
 from polyformer.data.formats.images import IMAGE, Mode, decoded_rows, default_images

@@ -26,8 +26,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_json, refuse_pickle
-from polyformer.core.gguf import gguf_file
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import refuse_links
 from polyformer.data.tokenizers.gguf import load_gguf

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.gguf import Gguf, read_gguf
+from polyformer.core.foreign_checkpoints import Gguf, read_gguf
 from polyformer.data.tokenizers.pipelines import reading
 from polyformer.data.tokenizers.sentencepiece import (
     BYTE,

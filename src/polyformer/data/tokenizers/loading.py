@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from polyformer.core.hub import check_no_revision, fetched
+from polyformer.core.foreign_checkpoints import check_no_revision, fetched
 from polyformer.core.paths import checked_path
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
-from polyformer.core.limits import SIZE
+from polyformer.core.ranges import SIZE
 from polyformer.data.tokenizers.special_tokens import NAMES
 
 UNUSED_CHARACTER = "\U0010ffff"

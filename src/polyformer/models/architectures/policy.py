@@ -32,13 +32,13 @@ from polyformer.attention.patterns import Window
 from polyformer.attention.positions import TransformerXLConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.initialization import initialize
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.ranges import PositiveInt, UnitFloat, check_sizes
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 from polyformer.models.architectures.pretrained import PretrainedMixin
+from polyformer.models.initialization import initialize
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block.gated import GatedBlockConfig
 from polyformer.nn.feedforward import DenseConfig

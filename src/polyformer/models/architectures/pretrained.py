@@ -43,9 +43,9 @@ from polyformer.core.files import (
     write_json,
     write_tensors,
 )
-from polyformer.core.limits import JSON_BYTES, YAML_BYTES
 from polyformer.core.parsing import parse_json, parse_yaml
 from polyformer.core.paths import refuse_links
+from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
 from polyformer.models.architectures.weights import (
     check_layers,
     check_trainable,

@@ -10,9 +10,9 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.patterns import Causal, Full, SourceSpans
 from polyformer.attention.patterns.base import contains
 from polyformer.attention.positions import with_relations
-from polyformer.core.auxiliary_losses import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.errors import InputError
 from polyformer.core.ops.int8 import Int8Embedding
+from polyformer.core.ops.layers import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import (
@@ -22,9 +22,8 @@ from polyformer.core.sequence.context_parallel import (
     shard_sequence,
     shard_source,
 )
-from polyformer.core.sequence.inputs import ModelInputs
 from polyformer.core.sequence.sequence_shards import SequenceShard
-from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs, Tokens
 from polyformer.models.architectures.arguments import (
     NO_EXTRA_OUTPUTS,
     OutputOptions,

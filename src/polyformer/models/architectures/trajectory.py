@@ -21,7 +21,6 @@ from polyformer.attention.positions import NoPositionConfig
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds
-from polyformer.core.initialization import initialize
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ops.softmax import recorded
@@ -30,6 +29,7 @@ from polyformer.core.sequence.context import Context
 from polyformer.models.architectures.arguments import check_mask, check_state
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
+from polyformer.models.initialization import initialize
 from polyformer.models.outputs import TrajectoryState
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig

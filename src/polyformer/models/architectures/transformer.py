@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.argument_types import names_wrong_types
-from polyformer.core.auxiliary_losses import sum_auxiliary_losses
 from polyformer.core.errors import InputError
-from polyformer.core.initialization import initialize
 from polyformer.core.ops.int8 import Int8Embedding, Int8Weight
+from polyformer.core.ops.layers import sum_auxiliary_losses
 from polyformer.core.parts import submodule
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import arguments
 from polyformer.models.architectures.arguments import (
     NO_EXTRA_OUTPUTS,
@@ -33,6 +31,7 @@ from polyformer.models.architectures.weights import freeze_pretrained_parameters
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Decode, Generated, GenerationConfig, generate
 from polyformer.models.generation.hub_format import from_hub
+from polyformer.models.initialization import initialize
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.heads import Head, HeadInput
@@ -219,7 +218,7 @@ class Transformer(PretrainedMixin):
         """Return the initial state for decoding with an encoder-decoder: the encoded source [B, S].
 
         reserve: number of new tokens to allocate the KV cache for. inputs: of the source, with their names in
-        `forward` (`polyformer.core.sequence.inputs.ModelInputs`).
+        `forward` (`polyformer.core.sequence.tokens.ModelInputs`).
         """
         assert self.decoder is not None
         source = ModelInputs(input_ids, attention_mask, **inputs)

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 
 WORTH_TOKENS, WORTH_SHARE = 128, 0.1
 """The least number of padding tokens, and their least share of the batch, for which unpadding pays off."""

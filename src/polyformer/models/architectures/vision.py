@@ -30,10 +30,8 @@ from torch import Tensor, nn
 
 from polyformer.attention.positions import LearnedConfig
 from polyformer.attention.positions.added import Learned
-from polyformer.core.auxiliary_losses import collect_auxiliary_losses
 from polyformer.core.errors import InputError, quote
-from polyformer.core.initialization import initialize
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout, collect_auxiliary_losses
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.core.ops.softmax import recorded
@@ -48,6 +46,7 @@ from polyformer.core.ranges import (
 from polyformer.core.sequence.context import Context, Image
 from polyformer.models.architectures.pretrained import PretrainedMixin
 from polyformer.models.config import OriginConfig
+from polyformer.models.initialization import initialize
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.block import PreNormConfig

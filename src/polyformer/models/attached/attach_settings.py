@@ -14,8 +14,7 @@ from polyformer.attention.patterns.composition import MaskModPattern, as_pattern
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import EXPRESSION_BYTES, PARTS
-from polyformer.core.ranges import check_range
+from polyformer.core.ranges import EXPRESSION_BYTES, PARTS, check_range
 from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
 from polyformer.models.attached.bound import Bound
 from polyformer.models.attached.layer import NAME, Attached, has_text, remove_attached

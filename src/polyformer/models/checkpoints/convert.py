@@ -26,8 +26,7 @@ from polyformer.attention.positions.rope_extensions import RopeExtensionConfig
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer, VisionConfig
 from polyformer.models.architectures.weights import load_weights
-from polyformer.models.checkpoints.scores import keep_scores, with_score_options
-from polyformer.models.checkpoints.transfer import Report, transfer
+from polyformer.models.checkpoints.transfer import Report, keep_scores, transfer, with_score_options
 from polyformer.models.config import ModelConfig
 from polyformer.nn.depth import DepthConfig
 from polyformer.nn.memory import MemoryConfig

@@ -1,4 +1,8 @@
-"""`from_pretrained`: a model from a directory or from a name on the hub."""
+"""`from_pretrained`: a model from a directory or from a name on the hub.
+
+Some families of transformers are refused; the error names what they compute and this library does not, and
+docs/models.md shows the table.
+"""
 
 import dataclasses
 import difflib
@@ -15,8 +19,7 @@ from polyformer.attention.patterns import Pattern
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, caution, quote, unknown
 from polyformer.core.files import read_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.hub import check_no_revision, fetched
+from polyformer.core.foreign_checkpoints import check_no_revision, fetched, gguf_file
 from polyformer.core.paths import checked_path, refuse_links
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
@@ -33,17 +36,98 @@ from polyformer.models.architectures.weights import (
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import add_memory, convert
 from polyformer.models.checkpoints.family import FAMILIES, Family
-from polyformer.models.checkpoints.gguf_tensors import GgufTensors, open_gguf
-from polyformer.models.checkpoints.matching import MatchedTensors, Stored, match_tensors, resolve_prefix
-from polyformer.models.checkpoints.preprocessor import read_preprocessor
-from polyformer.models.checkpoints.refused import REFUSED
-from polyformer.models.checkpoints.scores import keep_scores
-from polyformer.models.checkpoints.sentence import embedding_head
-from polyformer.models.checkpoints.tensors import open_tensors
-from polyformer.models.checkpoints.transfer import Report, transfer
+from polyformer.models.checkpoints.folder_files import embedding_head, read_preprocessor
+from polyformer.models.checkpoints.gguf import GgufTensors, open_gguf
+from polyformer.models.checkpoints.tensors import (
+    MatchedTensors,
+    Stored,
+    match_tensors,
+    open_tensors,
+    resolve_prefix,
+)
+from polyformer.models.checkpoints.transfer import Report, keep_scores, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
 from polyformer.nn.memory import MemoryConfig
+
+TWO_TOWERS = "a model of two towers, for texts and images"
+SIGHT = "images within texts"
+SOUND = "layers over sound"
+NAMES = "a table of its names; the parts exist"
+LAYER_SCALE = "learned factors of what sub-layers add"
+
+REFUSED: dict[str, str] = {
+    "beit": f"tables of distances in two dimensions, and {LAYER_SCALE}",
+    "bert-generation": "decoders with cross-attention in the classes of encoders",
+    "biogpt": NAMES,
+    "blenderbot": NAMES,
+    "canine": "characters that are hashed and pooled",
+    "clip": TWO_TOWERS,
+    "codegen": "queries, keys and values in one matrix of four blocks",
+    "convbert": "convolutions whose weights depend on the text",
+    "dbrx": "projections that are clipped",
+    "dinov2": LAYER_SCALE,
+    "dinov3_vit": f"rotary positions in two dimensions, and {LAYER_SCALE}",
+    "esm": "masked tokens that are left out of the scale of token vectors",
+    "falcon_h1": "attention and Mamba-2 in parallel in a layer, with factors of their inputs and outputs",
+    "falcon_mamba": "state spaces with a step for each channel (the first Mamba)",
+    "flaubert": "XLM's layers in pre-norm order, read from files",
+    "fnet": "Fourier transforms instead of attention",
+    "fsmt": "vocabularies of source and target that differ",
+    "funnel": "layers that pool the text",
+    "gemma3": SIGHT,
+    "gemma3n_text": "embeddings of each layer and predicted residual streams",
+    "gpt_bigcode": NAMES,
+    "granitemoehybrid": "Granite's factors around Mamba-2 layers and experts",
+    "hubert": SOUND,
+    "jamba": "state spaces with a step for each channel (the first Mamba)",
+    "jetmoe": "experts of attention",
+    "layoutlm": "positions on a page",
+    "layoutlmv3": "positions on a page",
+    "led": "tables of positions of two lengths, and global tokens in the encoder of an encoder-decoder",
+    "lfm2": "gated short convolutions as layers",
+    "llama4_text": "chunks of attention, and scores whose temperature grows with the position",
+    "llava": SIGHT,
+    "longt5": "blocks of attention with bias tables, and summaries of blocks",
+    "luke": "entities next to tokens",
+    "mamba": "state spaces with a step for each channel (the first Mamba)",
+    "megatron-bert": NAMES,
+    "mllama": SIGHT,
+    "mobilebert": "bottlenecks around the layers",
+    "mra": "an approximation of attention at several resolutions",
+    "nemotron": "a feed-forward with squared ReLU, and norms whose weight is stored minus 1 and has a bias",
+    "nemotron_h": "layers of a feed-forward alone, with squared ReLU",
+    "nllb-moe": "experts of an encoder-decoder that are left out by chance",
+    "nystromformer": "an approximation of attention by landmarks",
+    "olmo": "norms without weights, and projections that are clipped",
+    "olmoe": "projections that are clipped, and norms of whole projections with experts, read from files",
+    "pegasus_x": "global tokens that are not part of the text",
+    "perceiver": "a fixed number of latent vectors that attend to the input",
+    "persimmon": "a feed-forward with squared ReLU, and layer norms of heads",
+    "phimoe": "a choice of two experts by sampled thresholds",
+    "prophetnet": "several streams that predict further tokens",
+    "qwen2_vl": SIGHT,
+    "qwen3_vl": SIGHT,
+    "recurrent_gemma": "real-gated linear recurrences",
+    "rembert": "token vectors of other widths before and after the layers",
+    "roformer": "rotary positions with a table of sines in files",
+    "rwkv": "recurrences with a decay for each channel and mixing of neighbouring tokens",
+    "siglip": f"{TWO_TOWERS}, and pooling by attention",
+    "splinter": "scores of questions by marked tokens",
+    "squeezebert": "convolutions in groups instead of projections",
+    "swin": "windows over images that are shifted and merged",
+    "switch_transformers": "experts of an encoder-decoder with a limit of tokens, read from files",
+    "umt5": "a table of distances for each layer",
+    "wav2vec2": SOUND,
+    "whisper": SOUND,
+    "xglm": NAMES,
+    "xlm-roberta-xl": NAMES,
+    "xlnet": "two streams of attention and permutations of the order of prediction",
+    "yoso": "attention by hashing with Bernoulli samples",
+    "zamba2": "attention layers that share weights and read the embeddings again",
+}
+"""transformers' model_type -> what would be needed; the parts of what is only to be read from files exist."""
+
 
 # The model_type of our models inside transformers.
 WRAPPED = "polyformer"

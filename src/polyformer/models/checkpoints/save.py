@@ -11,7 +11,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, hub_labels, known_labels, write_generation
 from polyformer.models.checkpoints.config_mapping import differences
 from polyformer.models.checkpoints.family import FAMILIES, Family
-from polyformer.models.checkpoints.preprocessor import write_preprocessor
+from polyformer.models.checkpoints.folder_files import write_preprocessor
 from polyformer.models.checkpoints.tensors import INDEX, SINGLE
 from polyformer.models.config import ModelConfig
 

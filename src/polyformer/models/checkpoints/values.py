@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.limits import LAYERS, SIZE
+from polyformer.core.ranges import LAYERS, SIZE
 from polyformer.models.checkpoints.config_mapping import Option, Tree, activation
 
 

@@ -18,8 +18,7 @@ from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, hub_labels, label_names, write_generation
 from polyformer.models.checkpoints.save import find_family
-from polyformer.models.export.decoder import DecoderGraph
-from polyformer.models.export.encoder_decoder import SourceGraph, TargetGraph
+from polyformer.models.export.graphs import DecoderGraph, SourceGraph, TargetGraph
 
 
 def write_description(model: Transformer, folder: Path, longest: int) -> None:

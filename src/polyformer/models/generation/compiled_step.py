@@ -3,8 +3,8 @@
 In a step with one token, a model such as GPT-2 spends a third of its time on Python code and small operations
 on a CPU, and nearly all of it on a GPU. The graph of a step has a cache of fixed capacity (`fixed_step`), so
 it serves all steps with the same number of rows, or with fewer; other steps run as usual. On a CPU torch's
-compiler joins everything, with `core.ops.row_product` as the product of a single row. Other products keep the
-layouts of `packed_weights` and of `core.ops.int8`. On a GPU the graph is a CUDA graph,
+compiler joins everything, with `core.ops.compiled_code.row_product` as the product of a single row. Other
+products keep the layouts of `packed_weights` and of `core.ops.int8`. On a GPU the graph is a CUDA graph,
 without a compiler.
 
 A graph is kept with the model for the next call. It is valid as long as recording would give the same graph:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.limits import NEW_TOKENS, TEXTS
 from polyformer.core.ranges import (
+    NEW_TOKENS,
+    TEXTS,
     FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import JointProducts
-from polyformer.core.sequence.inputs import expected_ids
+from polyformer.core.sequence.tokens import expected_ids
 from polyformer.core.state import State, StateOfStates
 from polyformer.models.generation.compiled_step import CompiledSteps, capacity, captures_by_default
 from polyformer.models.generation.packed_weights import (

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.reach import BLOCK, Reach
-from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.sequence.tokens import BLOCK, ModelInputs, Reach, Tokens
 from polyformer.core.state import State
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState, Stack

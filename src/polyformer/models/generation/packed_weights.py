@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.host_values import is_recorded
-from polyformer.core.ops.activations import ACTIVATIONS
+from polyformer.core.ops.compiled_code import row_product
 from polyformer.core.ops.cpu import use_huge_pages
+from polyformer.core.ops.layers import ACTIVATIONS
 from polyformer.core.ops.linear import (
     active_backend,
     by_onednn,
@@ -34,7 +35,6 @@ from polyformer.core.ops.linear import (
     stacked_bias,
 )
 from polyformer.core.ops.product_kernels import CLEARLY, ROW_STEP, onednn_product
-from polyformer.core.ops.row_product import row_product
 from polyformer.core.ops.tuning import Section, cache_emptier, least_seconds
 from polyformer.core.recorded_graph import GraphObject, graph_object
 
@@ -203,7 +203,7 @@ too.
 
 
 class PackedCopies:
-    """Copies of weights in the memory layout that is read the fastest for few rows (`weight_layouts`).
+    """Copies of weights in the memory layout that is read the fastest for few rows (`LAYOUTS`).
 
     A copy costs its weight's memory or twice as much, and the time of about twenty products. The owner of
     this object keeps the copies alive, and must call `drop_changed` before weights that may have changed are

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.sequence.reach import MARGIN
+from polyformer.core.sequence.tokens import MARGIN
 from polyformer.core.state import State
 from polyformer.models.generation.config import GenerationConfig, SpeculationConfig
 from polyformer.models.generation.constraints import Processor

@@ -1,4 +1,4 @@
-"""Sizes and choices of known models, one table of sizes and one builder per family."""
+"""Sizes and choices of known models: a class for each family, and a row of named fields for each preset."""
 
 from polyformer.core.registry import import_modules
 from polyformer.models.presets.base import (

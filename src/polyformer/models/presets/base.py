@@ -1,53 +1,91 @@
-"""Models by name: `create_model("bert-base", attention=Window(256) | Global(1))`."""
+"""Models by name: `create_model("bert-base", attention=Window(256) | Global(1))`.
 
-import functools
-import inspect
+A preset is a row of named fields, an object of its family's class, which builds the configuration:
+
+    register_presets(Gpt2("gpt2", "GPT-2 decoder (Radford et al. 2019).", layers=12, width=768, heads=12))
+
+A user's preset is a function with a docstring: `@register("my-model")`.
+"""
+
+import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from polyformer.attention.positions import GridConfig
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
-from polyformer.core.names import register_names
-from polyformer.core.registry import Registry
+from polyformer.core.registry import Registry, register_names
 from polyformer.models.architectures import AnyConfig, Transformer, build_model
 from polyformer.models.config import ModelConfig
 
 C = TypeVar("C", bound=Config)
-B = TypeVar("B", bound=Callable[..., AnyConfig])
 
 MODELS: Registry[Callable[[], AnyConfig]] = Registry("model")
-"""Preset name to the function that returns its configuration; the function's docstring cites the source."""
+"""Preset name to the function or row that returns its configuration; its docstring cites the source."""
 
 register = MODELS.register
 register_names("model", lambda: dict.fromkeys(MODELS, ""), 'create_model("{name}")')
 
 
-def register_sizes(description: str, sizes: Mapping[str, tuple[Any, ...]]) -> Callable[[B], B]:
-    """Return a decorator that registers one preset for every row of a family's table of sizes.
+@dataclasses.dataclass(frozen=True)
+class Preset(abc.ABC):
+    """A row of a family's table; the classes of families add fields for their sizes and choices.
 
     Args:
-        description: the sentence that describes a preset and cites its source. `{layers}` stands for the
-            builder's argument of that name, and every `{}` for the next text of the row.
-        sizes: the name of a preset -> its row: the builder's arguments in their order as a tuple, and texts.
-
-    The decorated function is the family's builder, which returns a configuration. It is not changed:
-
-        @register_sizes("GPT decoder: {layers} layers, {} (Radford 2018).", {"gpt": ((12, 768), "117M")})
-        def gpt(layers: int, width: int) -> ModelConfig: ...
+        name: the name for `create_model`.
+        description: a sentence that says what the model is and cites its source; it becomes the docstring.
     """
 
-    def register_rows(build: B) -> B:
-        for name, (arguments, *texts) in sizes.items():
-            # By name, because a builder's last arguments are keyword-only.
-            parameters = [*inspect.signature(build).parameters][: len(arguments)]
-            names = dict(zip(parameters, arguments, strict=True))
-            preset = functools.partial(build, **names)
-            preset.__doc__ = description.format(*texts, **names)
-            preset.__module__ = build.__module__
-            register(name)(preset)
-        return build
+    name: str
+    description: str
 
-    return register_rows
+    def __post_init__(self):
+        object.__setattr__(self, "__doc__", self.description)
+
+    @abc.abstractmethod
+    def config(self) -> AnyConfig:
+        """Return the configuration of this row."""
+
+    def __call__(self) -> AnyConfig:
+        return self.config()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SizedPreset(Preset):
+    """A row with the sizes that most families state.
+
+    Args:
+        layers: the number of layers, of each stack if a model has two.
+        width: the size of hidden states.
+        heads: the number of attention heads.
+    """
+
+    layers: int
+    width: int
+    heads: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant(Preset):
+    """Another preset with changes.
+
+    Args:
+        base: the name of the preset that is changed.
+        changes: overrides by option name, as `model_config` takes them.
+    """
+
+    base: str
+    changes: Mapping[str, Any]
+
+    def config(self) -> ModelConfig:
+        return model_config(self.base, dict(self.changes))
+
+
+def register_presets(*rows: Preset) -> None:
+    """Register the rows of a family by their names."""
+    for row in rows:
+        register(row.name)(row)
 
 
 @names_wrong_types
@@ -75,18 +113,6 @@ def overridden(config: C, overrides: dict[str, Any]) -> C:
     return config
 
 
-def register_variants(description: str, variants: Mapping[str, tuple[Any, ...]]) -> None:
-    """Register presets that change other presets.
-
-    Args:
-        description: as for `register_sizes`.
-        variants: the name of a preset -> its row: the preset that it changes, the overrides, and texts for
-            `description` (the last text is optional).
-    """
-    sizes = {name: ((preset, changes), *texts, "") for name, (preset, changes, *texts) in variants.items()}
-    register_sizes(description, sizes)(model_config)
-
-
 def size_options(layers: int, width: int, heads: int) -> dict[str, int]:
     """Return overrides for these sizes, with a feed-forward of four times the width."""
     return {
@@ -94,6 +120,17 @@ def size_options(layers: int, width: int, heads: int) -> dict[str, int]:
         "hidden_size": width,
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
+    }
+
+
+def image_options(height: int, width: int, channels: int, levels: int = 256) -> dict[str, object]:
+    """Return overrides for images as sequences: a token for each level and a start token."""
+    shape = (height, width, channels) if channels > 1 else (height, width)
+    return {
+        "vocab_size": levels + 1,
+        "max_position_embeddings": height * width * channels + 1,
+        "position": GridConfig(shape=shape),
+        "tied": False,
     }
 
 

@@ -1,15 +1,172 @@
-"""Language models with memories and stores: Compressive and Memorizing Transformers, SPALM, kNN-LM.
+"""Language models with memories and stores: Transformer-XL, Compressive and Memorizing Transformers, SPALM,
+kNN-LM.
+
+Transformer-XL (Dai et al. 2019): the paper's tables give numbers of parameters; widths and lengths are those
+of the authors' code (`run_*_base.sh`, `tf/sota/*.sh`). The memory has the length of evaluation, longer than
+in training; change it by `memory.length`. The 18-layer model of 88M parameters on enwik8 has no published
+widths.
 
 `knn-lm` is the language model of the paper, which is Baevski and Auli's (2019), with adaptive embeddings; its
 datastore is built from a trained model (`polyformer datastore`). SPALM has the sizes of Transformer-XL and a
 plain token table, from which it reads the vectors of neighbours.
 """
 
-from polyformer.attention.patterns import Full
-from polyformer.models.presets.base import register_variants, size_options
+from dataclasses import dataclass
+
+from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.patterns import Full, Window
+from polyformer.attention.positions import TransformerXLConfig
+from polyformer.core.ops.norms import LayerNormConfig
+from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.models.presets.base import SizedPreset, Variant, register_presets, size_options
+from polyformer.nn.block import PostNormConfig
+from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, SemiparametricConfig
-from polyformer.nn.memory import CompressiveConfig, MemorizingConfig
-from polyformer.nn.stack import AdaptiveConfig
+from polyformer.nn.memory import CompressiveConfig, MemorizingConfig, RecurrentConfig
+from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig, StackConfig
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The number of tokens of a corpus and the cut-offs of their clusters."""
+
+    tokens: int
+    cutoffs: tuple[int, ...] = ()
+
+
+WIKITEXT_103 = Vocabulary(267735, cutoffs=(20000, 40000, 200000))
+ENWIK8 = Vocabulary(204)
+ONE_BILLION_WORDS = Vocabulary(793471, cutoffs=(60000, 100000, 640000))
+"""The vocabularies of the corpora in the authors' code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXL(SizedPreset):
+    """A post-norm decoder with recurrence over segments.
+
+    Args:
+        memory: the number of tokens that a token attends to, including itself.
+        clamp: the distance at which larger distances are clamped, None for none.
+        div_val: the quotient of the widths of successive clusters of tokens.
+        untied: whether each layer has its own global queries.
+        tie_projs: the clusters whose output projection is the one of the input; None for all.
+    """
+
+    head_size: int
+    inner_width: int
+    vocabulary: Vocabulary
+    memory: int
+    clamp: int | None
+    div_val: int
+    untied: bool
+    tie_projs: tuple[bool, ...] | None = None
+
+    def config(self) -> ModelConfig:
+        clusters = AdaptiveConfig(cutoffs=self.vocabulary.cutoffs, div_val=self.div_val, d_embed=self.width)
+        return ModelConfig(
+            vocab_size=self.vocabulary.tokens,
+            hidden_size=self.width,
+            embedding=EmbeddingConfig(scaled=True, adaptive=clusters),
+            decoder=StackConfig(
+                num_hidden_layers=self.layers,
+                attention=AttentionConfig(
+                    num_attention_heads=self.heads,
+                    head_size=self.head_size,
+                    bias=False,
+                    mechanism=SoftmaxConfig(pattern=Window(self.memory - 1, 0)),
+                ),
+                feedforward=DenseConfig(intermediate_size=self.inner_width, inner_dropout=0.1),
+                position=TransformerXLConfig(
+                    shared_biases=not self.untied, clamp_distance=self.clamp, waves_dropout=0.1
+                ),
+                memory=RecurrentConfig(length=self.memory),
+                block=PostNormConfig(),
+                norm=LayerNormConfig(eps=1e-5),
+                dropout=0.1,
+                final_dropout=0.1,
+            ),
+            head=AdaptiveSoftmaxConfig(tie_projs=self.tie_projs),
+            special=SpecialTokens(eos=0),
+            initializer_range=0.02,
+        )
+
+
+register_presets(
+    TransformerXL(
+        "transformer-xl-base",
+        "Transformer-XL for WikiText-103, standard: 16 layers of 410, 151M parameters "
+        "(Dai et al. 2019, table 1).",
+        layers=16,
+        width=410,
+        heads=10,
+        head_size=41,
+        inner_width=2100,
+        vocabulary=WIKITEXT_103,
+        memory=640,
+        clamp=400,
+        div_val=1,
+        untied=False,
+    ),
+    # The table says 257M; the authors' file, `transfo-xl-wt103` on the hub, has 285M.
+    TransformerXL(
+        "transformer-xl-large",
+        "Transformer-XL for WikiText-103, large: 18 layers of 1024, 285M parameters "
+        "(Dai et al. 2019, table 1).",
+        layers=18,
+        width=1024,
+        heads=16,
+        head_size=64,
+        inner_width=4096,
+        vocabulary=WIKITEXT_103,
+        memory=1600,
+        clamp=1000,
+        div_val=4,
+        untied=True,
+    ),
+    TransformerXL(
+        "transformer-xl-enwik8-12",
+        "Transformer-XL for enwik8's bytes: 12 layers of 512, 41M parameters (Dai et al. 2019, table 2).",
+        layers=12,
+        width=512,
+        heads=8,
+        head_size=64,
+        inner_width=2048,
+        vocabulary=ENWIK8,
+        memory=2100,
+        clamp=820,
+        div_val=1,
+        untied=False,
+    ),
+    TransformerXL(
+        "transformer-xl-enwik8-24",
+        "Transformer-XL for enwik8's bytes: 24 layers of 1024, 277M parameters (Dai et al. 2019, table 2).",
+        layers=24,
+        width=1024,
+        heads=8,
+        head_size=128,
+        inner_width=3072,
+        vocabulary=ENWIK8,
+        memory=3800,
+        clamp=1000,
+        div_val=1,
+        untied=False,
+    ),
+    TransformerXL(
+        "transformer-xl-1b-large",
+        "Transformer-XL for One Billion Word, large: 24 layers of 1280 (Dai et al. 2019, table 4).",
+        layers=24,
+        width=1280,
+        heads=16,
+        head_size=80,
+        inner_width=8192,
+        vocabulary=ONE_BILLION_WORDS,
+        memory=128,
+        clamp=None,
+        div_val=4,
+        untied=True,
+        tie_projs=(False,) * 4,
+    ),
+)
 
 WORDS = 267744
 """WikiText-103's words, padded to a multiple of 8."""
@@ -17,62 +174,72 @@ WORDS = 267744
 SEGMENTS = {"position": "transformer_xl", "memory": "recurrent(length=128)"}
 """Overrides for the small models: Transformer-XL's memory and positions."""
 
-COMPRESSIVE = {
-    "compressive-transformer": (
-        "transformer-xl-large",
-        {"attention": Full(), "memory": CompressiveConfig(length=500, compressed_length=1500, rate=4)},
-        "of WikiText-103: 18 layers of 1024, 500 tokens, 1500 vectors",
-        ", section 5",
+register_presets(
+    Variant(
+        "compressive-transformer",
+        "Compressive Transformer of WikiText-103: 18 layers of 1024, 500 tokens, 1500 vectors "
+        "(Rae et al. 2020, section 5).",
+        base="transformer-xl-large",
+        changes={
+            "attention": Full(),
+            "memory": CompressiveConfig(length=500, compressed_length=1500, rate=4),
+        },
     ),
-    "compressive-transformer-enwik8": (
-        "transformer-xl-enwik8-24",
-        {"attention": Full(), "memory": CompressiveConfig(length=768, compressed_length=1152, rate=3)},
-        "of enwik8's bytes: 24 layers of 1024, 768 tokens, 1152 vectors",
-        ", section 5",
+    Variant(
+        "compressive-transformer-enwik8",
+        "Compressive Transformer of enwik8's bytes: 24 layers of 1024, 768 tokens, 1152 vectors "
+        "(Rae et al. 2020, section 5).",
+        base="transformer-xl-enwik8-24",
+        changes={
+            "attention": Full(),
+            "memory": CompressiveConfig(length=768, compressed_length=1152, rate=3),
+        },
     ),
-    "compressive-transformer-small": (
-        "decoder-small",
-        {**SEGMENTS, "memory": CompressiveConfig(length=128, compressed_length=128, rate=4)},
-        "for a CPU: 4 layers of 256, 128 tokens and 128 vectors",
+    Variant(
+        "compressive-transformer-small",
+        "Compressive Transformer for a CPU: 4 layers of 256, 128 tokens and 128 vectors (Rae et al. 2020).",
+        base="decoder-small",
+        changes={**SEGMENTS, "memory": CompressiveConfig(length=128, compressed_length=128, rate=4)},
     ),
-}
-MEMORIZING = {
     # "Approximately 200M": 184M with the output tied to the token table, 217M without.
-    "memorizing-transformer": (
-        "decoder-small",
-        {
+    Variant(
+        "memorizing-transformer",
+        "Memorizing Transformer: 12 layers of 1024, a store of 65,536 tokens, 184M parameters "
+        "(Wu et al. 2022, section 4.2).",
+        base="decoder-small",
+        changes={
             **size_options(12, 1024, 8),
             "vocab_size": 32000,
             "position": "t5",
             "activation": "relu",
             "memory": MemorizingConfig(length=512, store=65536, neighbours=32),
         },
-        ": 12 layers of 1024, a store of 65,536 tokens, 184M parameters",
-        ", section 4.2",
     ),
-    "memorizing-transformer-small": (
-        "decoder-small",
-        {**SEGMENTS, "memory": MemorizingConfig(length=128, store=8192)},
-        " for a CPU: 4 layers of 256, a store of 8,192 tokens",
+    Variant(
+        "memorizing-transformer-small",
+        "Memorizing Transformer for a CPU: 4 layers of 256, a store of 8,192 tokens (Wu et al. 2022).",
+        base="decoder-small",
+        changes={**SEGMENTS, "memory": MemorizingConfig(length=128, store=8192)},
     ),
-}
-SPALM = {
-    "spalm": (
-        "transformer-xl-base",
-        {"embedding.adaptive": None, "attention": Full(), "head": SemiparametricConfig()},
-        "of WikiText-103 in Transformer-XL's sizes: 16 layers of 410",
-        ", section 4.1",
+    Variant(
+        "spalm",
+        "SPALM of WikiText-103 in Transformer-XL's sizes: 16 layers of 410 "
+        "(Yogatama et al. 2021, section 4.1).",
+        base="transformer-xl-base",
+        changes={"embedding.adaptive": None, "attention": Full(), "head": SemiparametricConfig()},
     ),
-    "spalm-small": (
-        "decoder-small",
-        {**SEGMENTS, "head": SemiparametricConfig()},
-        "for a CPU: 4 layers of 256",
+    Variant(
+        "spalm-small",
+        "SPALM for a CPU: 4 layers of 256 (Yogatama et al. 2021).",
+        base="decoder-small",
+        changes={**SEGMENTS, "head": SemiparametricConfig()},
     ),
-}
-KNN_LM = {
-    "knn-lm": (
-        "decoder-small",
-        {
+    Variant(
+        "knn-lm",
+        "Language model of kNN-LM for WikiText-103: 16 layers of 1024, 247M parameters "
+        "(Khandelwal et al. 2020, section 4).",
+        base="decoder-small",
+        changes={
             **size_options(16, 1024, 8),
             "vocab_size": WORDS,
             "embedding.adaptive": AdaptiveConfig(cutoffs=(20000, 60000), d_embed=1024),
@@ -82,17 +249,11 @@ KNN_LM = {
             "embedding.scaled": True,
             "final_norm": False,
         },
-        "for WikiText-103: 16 layers of 1024, 247M parameters",
-        ", section 4",
     ),
-    "knn-lm-small": (
-        "decoder-small",
-        {"position": "sinusoidal", "embedding.scaled": True},
-        "for a CPU: 4 layers of 256",
+    Variant(
+        "knn-lm-small",
+        "Language model of kNN-LM for a CPU: 4 layers of 256 (Khandelwal et al. 2020).",
+        base="decoder-small",
+        changes={"position": "sinusoidal", "embedding.scaled": True},
     ),
-}
-
-register_variants("Compressive Transformer {} (Rae et al. 2020{}).", COMPRESSIVE)
-register_variants("Memorizing Transformer{} (Wu et al. 2022{}).", MEMORIZING)
-register_variants("SPALM {} (Yogatama et al. 2021{}).", SPALM)
-register_variants("Language model of kNN-LM {} (Khandelwal et al. 2020{}).", KNN_LM)
+)

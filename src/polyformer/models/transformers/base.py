@@ -12,14 +12,12 @@ from transformers import modeling_outputs as outputs
 from transformers.utils.generic import ModelOutput as HubOutput
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import OutputOptions
 from polyformer.models.architectures.model_card import CARD, write_card
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.models.transformers.cache import PolyformerCache, as_polyformer_cache, supports_kv_cache
-from polyformer.models.transformers.config import TRAJECTORY, PolyformerConfig
 from polyformer.models.transformers.inputs import (
     OTHER_TEXT_INPUTS,
     OUTPUT_ARGUMENTS,
@@ -30,6 +28,8 @@ from polyformer.models.transformers.inputs import (
     resolve_text_inputs,
 )
 from polyformer.models.transformers.saved_folder import (
+    TRAJECTORY,
+    PolyformerConfig,
     auto_map,
     card_of,
     push,

@@ -17,8 +17,7 @@ from polyformer.attention.patterns import Full
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS, Tokens
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs, Tokens
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.models.transformers.inputs import Arguments

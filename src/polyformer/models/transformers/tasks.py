@@ -24,7 +24,6 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.outputs import ModelOutput
 from polyformer.models.transformers.base import OUTPUT_OPTIONS, PolyformerModel
-from polyformer.models.transformers.config import PolyformerConfig
 from polyformer.models.transformers.inputs import (
     OFFSET,
     OTHER_TEXT_INPUTS,
@@ -34,7 +33,7 @@ from polyformer.models.transformers.inputs import (
     accepts,
     accepts_text,
 )
-from polyformer.models.transformers.saved_folder import shared_weights_loaded
+from polyformer.models.transformers.saved_folder import PolyformerConfig, shared_weights_loaded
 from polyformer.nn.heads.classification import mean_cross_entropy
 
 

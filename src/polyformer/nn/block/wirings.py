@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.parts import submodule
 from polyformer.core.ranges import PositiveFloat

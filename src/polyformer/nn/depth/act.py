@@ -24,7 +24,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
-from polyformer.core.auxiliary_losses import add_auxiliary_loss
+from polyformer.core.ops.layers import add_auxiliary_loss
 from polyformer.core.ops.norms import NormConfig
 from polyformer.core.ranges import FiniteFloat, NonNegativeFloat
 from polyformer.nn.depth.base import Active, Depth, DepthConfig, DepthInput, Halting

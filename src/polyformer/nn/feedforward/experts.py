@@ -47,10 +47,10 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from polyformer.attention.functional.key_exchange import everywhere, total, total_of_parts
-from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote
 from polyformer.core.instrumentation import record_mark
 from polyformer.core.ops.autograd import without_autocast
+from polyformer.core.ops.layers import add_auxiliary_loss
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Wording
 from polyformer.core.sequence.context import Context

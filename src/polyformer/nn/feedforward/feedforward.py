@@ -23,9 +23,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.activations import ActivationName, activation
-from polyformer.core.ops.depthwise_convolution import depthwise_convolution
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import ActivationName, Dropout, activation, depthwise_convolution
 from polyformer.core.ops.linear import Linear, WideLinear, activated
 from polyformer.core.parts import submodule
 from polyformer.core.ranges import FiniteFloat, PositiveFloat, PositiveInt, Probability

@@ -1,4 +1,4 @@
-"""Adaptive softmax over a vocabulary in clusters; `polyformer.core.ops.adaptive_softmax` has the equation.
+"""Adaptive softmax over a vocabulary in clusters; `polyformer.core.ops.cross_entropy` has the equation.
 
 With adaptive embeddings (`embedding.adaptive`) the head has the same clusters and, if tied, the same vectors;
 with a plain table it has separate clusters. The predictions are log-probabilities; used as logits they give
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.adaptive_softmax import Cluster, adaptive_cross_entropy, log_probabilities
+from polyformer.core.ops.cross_entropy import Cluster, adaptive_cross_entropy, log_probabilities
 from polyformer.core.ops.int8 import Int8Weight, as_matrix
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.quantized import weight_of

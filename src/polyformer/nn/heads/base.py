@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.ops.activations import ActivationName, activation
-from polyformer.core.ops.dropout import Dropout
 from polyformer.core.ops.int8 import Int8Weight
+from polyformer.core.ops.layers import ActivationName, Dropout, activation
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability

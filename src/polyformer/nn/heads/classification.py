@@ -26,10 +26,8 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import bounds, check_labels
-from polyformer.core.ops.activations import ActivationName, activation
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import ActivationName, Dropout, Pooling, activation, pool
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import (
     Head,

@@ -11,9 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout, pool
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.pooling import pool
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
 from polyformer.nn.heads.classification import Problem, label_loss, random_labels

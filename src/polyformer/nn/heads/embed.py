@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.ops.activations import ActivationName, activation
+from polyformer.core.ops.layers import ActivationName, Pooling, activation, pool
 from polyformer.core.ops.linear import Linear
-from polyformer.core.ops.pooling import Pooling, pool
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyformer.attention.positions import Learned
 from polyformer.core.host_values import IGNORED, check_labels
-from polyformer.core.ops.activations import ActivationName, activation
+from polyformer.core.ops.layers import ActivationName, activation
 from polyformer.core.ops.linear import ExactLinear, Linear
 from polyformer.core.ops.norms import LayerNorm
 from polyformer.core.ranges import PositiveInt, Wording

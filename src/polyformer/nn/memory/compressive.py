@@ -26,8 +26,8 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Shape
-from polyformer.core.auxiliary_losses import add_auxiliary_loss
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.ops.layers import add_auxiliary_loss
 from polyformer.core.ranges import NonNegativeInt, PositiveInt, Wording
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State

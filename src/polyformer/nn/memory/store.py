@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polyformer.core.imports import needs_extra
 from polyformer.core.ops.autograd import at_least_float32
-from polyformer.core.ops.batched_products import product
+from polyformer.core.ops.product_kernels import product
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
 

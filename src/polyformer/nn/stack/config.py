@@ -16,9 +16,8 @@ from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.positions import Position, PositionConfig, SinusoidalConfig
 from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.limits import LAYERS
 from polyformer.core.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
-from polyformer.core.ranges import PositiveInt, Probability
+from polyformer.core.ranges import LAYERS, PositiveInt, Probability
 from polyformer.nn.block import BlockConfig, PostNormConfig
 from polyformer.nn.depth import DepthConfig, FixedConfig
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig, NoFeedForwardConfig

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.ops.activations import activation
+from polyformer.core.ops.layers import activation
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.sequence.context import Context

@@ -14,11 +14,11 @@ from polyformer.attention.positions import Position
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import bounds
-from polyformer.core.ops.dropout import Dropout
+from polyformer.core.ops.layers import Dropout
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
-from polyformer.core.sequence.inputs import ModelInputs
+from polyformer.core.sequence.tokens import ModelInputs
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
 
 

@@ -18,7 +18,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.config import AttentionConfig, check_global, split_global_tokens

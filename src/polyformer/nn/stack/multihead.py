@@ -24,7 +24,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.linear import Linear, linears
 from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
+from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 from polyformer.nn.cache import CompressedCache
 from polyformer.nn.stack.config import AttentionConfig

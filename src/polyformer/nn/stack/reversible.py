@@ -8,7 +8,7 @@ Each step is computed twice with the same state of the random generators and of 
 so that dropout drops the same numbers. Memory: two tensors [B, T, E] for any number of layers, and the graph
 of a single sub-layer; time: one more forward pass. Gradients are equal to gradients from stored activations
 up to rounding: recomputed inputs have an error of the order of rounding in float32, which grows with depth in
-half precision. Gomez et al. 2017, algorithm 1. Auxiliary losses of sub-layers (core/auxiliary_losses.py) are
+half precision. Gomez et al. 2017, algorithm 1. Auxiliary losses of sub-layers (core/ops/layers.py) are
 passed on with their gradients.
 """
 
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from polyformer.core.auxiliary_losses import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
 from polyformer.core.ops.autograd import first_order
+from polyformer.core.ops.layers import AuxiliaryLosses, add_auxiliary_loss, collect_auxiliary_losses
 from polyformer.core.state import State
 from polyformer.nn.block import Reversible, SubLayer
 from polyformer.nn.stack.feature_layer import FeatureLayer

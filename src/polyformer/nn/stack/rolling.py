@@ -15,8 +15,7 @@ from torch import Tensor
 
 from polyformer.core.kv_cache import KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.reach import Reach
-from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.sequence.tokens import Reach, Tokens
 from polyformer.nn.cache import CompressedCache
 from polyformer.nn.stack.layer import LayerState
 

@@ -15,8 +15,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import normalize
 from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context, Image
-from polyformer.core.sequence.reach import Reach
-from polyformer.core.sequence.tokens import Tokens
+from polyformer.core.sequence.tokens import Reach, Tokens
 from polyformer.nn.block import ReversibleConfig
 from polyformer.nn.depth import Depth, FixedConfig
 from polyformer.nn.memory import Memory

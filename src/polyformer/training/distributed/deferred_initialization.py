@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from polyformer.core.initialization import Draw, fillings, shrink_residual
 from polyformer.models.architectures import Transformer
+from polyformer.models.initialization import Draw, fillings, shrink_residual
 from polyformer.training.distributed.full_state_dict import local_part
 
 LARGE = 1 << 18

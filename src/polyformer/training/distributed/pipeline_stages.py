@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.auxiliary_losses import AuxiliaryLosses, sum_auxiliary_losses
 from polyformer.core.errors import InputError, quote
-from polyformer.core.sequence.inputs import ModelInputs
-from polyformer.core.sequence.tokens import NO_TOKENS
+from polyformer.core.ops.layers import AuxiliaryLosses, sum_auxiliary_losses
+from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs
 from polyformer.models.outputs import ModelOutput, ModelState

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from polyformer.core import launcher
 from polyformer.core.errors import InputError, shortened
+from polyformer.training.launcher import rank, world
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -31,11 +31,9 @@ def reinit_process_group(backend: str, timeout: timedelta | None) -> None:
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not life or not agent or dist.is_initialized():
         return
-    world = int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = PrefixStore(f"life-{life}", TCPStore(*address, world, is_master=False))
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    store = PrefixStore(f"life-{life}", TCPStore(*address, world(), is_master=False))
+    dist.init_process_group(backend, store=store, rank=rank(), world_size=world(), timeout=timeout)
 
 
 @contextmanager
@@ -50,8 +48,8 @@ def raise_peer_failure() -> Iterator[None]:
         ):
             raise
         raise InputError(
-            f"another process of this run died or did not answer in time (process {launcher.rank()} of "
-            f"{launcher.world()} reports: {shortened(text, 300)}); saved checkpoints are intact; look for "
+            f"another process of this run died or did not answer in time (process {rank()} of "
+            f"{world()} reports: {shortened(text, 300)}); saved checkpoints are intact; look for "
             "the cause in the output of the other processes, and continue with --resume, or automatically "
             "under torchrun --max-restarts N; training.engine.timeout sets the seconds that processes wait"
         ) from error

@@ -10,12 +10,12 @@ from torch import nn
 
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
-from polyformer.core.initialization import Draw
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
 from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
 from polyformer.models.architectures.pretrained import WEIGHTS, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, fit_tables, start_from
+from polyformer.models.initialization import Draw
 from polyformer.training import Result
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main

@@ -10,10 +10,9 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
-from polyformer.core.limits import YAML_BYTES
-from polyformer.core.names import register_names, unknown_name
 from polyformer.core.parsing import first_name, parse_yaml, with_options
-from polyformer.core.ranges import NonNegativeInt
+from polyformer.core.ranges import YAML_BYTES, NonNegativeInt
+from polyformer.core.registry import register_names, unknown_name
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.data.prepared.folder import is_prepared
 from polyformer.data.sources.files import is_remote, plain_name

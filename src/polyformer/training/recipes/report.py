@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.data import Splits
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig

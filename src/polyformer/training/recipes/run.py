@@ -20,10 +20,10 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_bounded, write_json
-from polyformer.core.gguf import gguf_file
-from polyformer.core.limits import JSON_BYTES, YAML_BYTES
+from polyformer.core.foreign_checkpoints import gguf_file
 from polyformer.core.parsing import parse_json
 from polyformer.core.paths import checked_path
+from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
 from polyformer.data import Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizers.loading import load_tokenizer

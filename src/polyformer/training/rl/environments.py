@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyformer.core.errors import InputError, quote, shortened
-from polyformer.core.limits import QUOTED
+from polyformer.core.errors import QUOTED, InputError, quote, shortened
 from polyformer.data.sources.minari import is_choice, is_vector
 from polyformer.models.plugins import is_imported
 

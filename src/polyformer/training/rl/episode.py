@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.figures import new_figure, save_figure
 from polyformer.core.files import write_output
 from polyformer.core.imports import needs_extra
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.models.architectures.policy import Policy
 from polyformer.training.rl.policy_player import PolicyPlayer
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError
-from polyformer.core.figures import new_figure, save_figure
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.outputs import TrajectoryState

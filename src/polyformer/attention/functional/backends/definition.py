@@ -20,7 +20,7 @@ from polyformer.attention.functional.request import Request, indices
 from polyformer.attention.patterns.layout import unite
 from polyformer.attention.patterns.score_steps import steps_of
 from polyformer.core.ops.autograd import at_least_float32
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import softmax
 
 

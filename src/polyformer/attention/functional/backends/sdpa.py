@@ -42,7 +42,7 @@ all pairs share are slow in FlexAttention. Each layer keeps such a mask for the 
 DENSE_LIMIT, DROPOUT_LIMIT = 1 << 26, 1 << 20
 """Largest number of scores for calls that torch computes densely because no fused kernel applies.
 
-The limit is lower for dropout on a CPU because `tiled` has a faster generator (ops/dropout.py).
+The limit is lower for dropout on a CPU because `tiled` has a faster generator (`core.ops.layers`).
 """
 
 

@@ -42,10 +42,10 @@ from polyformer.attention.mechanisms.linear.passes import (
     attend_noncausal_documents,
 )
 from polyformer.attention.mechanisms.linear.sums import LinearInputs, Sums, definition, empty_sums
+from polyformer.attention.mechanisms.random_directions import RandomDirections
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.autograd import at_least_float32, without_autocast
-from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context

@@ -71,8 +71,8 @@ from polyformer.attention.mechanisms.linear.sums import (
 )
 from polyformer.core.host_values import on_host
 from polyformer.core.ops.autograd import autocast_disabled, first_order
-from polyformer.core.ops.batched_products import product
 from polyformer.core.ops.cpu import parallel_map
+from polyformer.core.ops.product_kernels import product
 
 
 class NoncausalAttention(torch.autograd.Function):

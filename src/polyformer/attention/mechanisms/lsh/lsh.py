@@ -44,12 +44,12 @@ from polyformer.attention.mechanisms.base import (
 from polyformer.attention.mechanisms.lsh.sorted_attention import sorted_attention, sorted_attention_with_terms
 from polyformer.attention.mechanisms.lsh.sorted_window import bucket_windows
 from polyformer.attention.mechanisms.pair_terms import Pairs, PairTerms, add_terms, weighted_values
+from polyformer.attention.mechanisms.random_directions import RandomDirections
 from polyformer.core.errors import InputError
 from polyformer.core.instrumentation import record_mark
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.ops.autograd import at_least_float32, without_autocast
 from polyformer.core.ops.linear import linear
-from polyformer.core.ops.random_directions import RandomDirections
 from polyformer.core.ops.softmax import recording, softmax
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt
 from polyformer.core.sequence.context import Context

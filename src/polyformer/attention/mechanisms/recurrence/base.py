@@ -36,7 +36,7 @@ from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs,
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.autograd import at_least_float32, without_autocast
-from polyformer.core.ops.depthwise_convolution import depthwise_convolution
+from polyformer.core.ops.layers import depthwise_convolution
 from polyformer.core.ops.norms import RMSNorm
 from polyformer.core.ops.softmax import record, recording
 from polyformer.core.ranges import PositiveFloat, PositiveInt

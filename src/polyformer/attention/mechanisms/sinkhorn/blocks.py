@@ -15,7 +15,7 @@ from polyformer.attention.functional.cache_capacity import cache_capacity
 from polyformer.attention.functional.documents import take_tokens, token_ranks
 from polyformer.attention.mechanisms.sinkhorn.definition import filled_mass
 from polyformer.core.errors import InputError
-from polyformer.core.ops.dropout import dropout
+from polyformer.core.ops.layers import dropout
 from polyformer.core.ops.softmax import softmax
 from polyformer.core.sequence.context import Context
 

@@ -22,7 +22,7 @@ from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.texts import PolyformerTexts, TransformersTexts
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_output
-from polyformer.core.hub import load_by_transformers
+from polyformer.core.foreign_checkpoints import load_by_transformers
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 

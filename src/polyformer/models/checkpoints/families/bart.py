@@ -4,7 +4,7 @@ Lewis et al. 2020; mBART: Liu et al. 2020; Marian: Junczys-Dowmunt et al. 2018; 
 Pegasus: Zhang et al. 2020; BigBird-Pegasus: Zaheer et al. 2020.
 
 BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
-have a token table that they never read: both are kept as unused tensors (polyformer.core.unused_tensors).
+have a token table that they never read: both are kept as unused tensors (`Transformer.unused_tensors`).
 
 BigBird-Pegasus has BigBird's encoder, and BART's decoder in pre-norm order. In training, transformers applies
 neither attention dropout in block-sparse attention nor activation dropout in the encoder. Here attention

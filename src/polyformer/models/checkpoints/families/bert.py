@@ -12,13 +12,16 @@ from typing import ClassVar
 from polyformer.attention.positions import RopeConfig
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints.config_mapping import (
+    ROPE_OPTIONS,
     Option,
     Tree,
     activation,
     flag,
     get_path,
     option,
+    read_rope,
     with_defaults,
+    write_rope,
 )
 from polyformer.models.checkpoints.families.common import (
     FIRST_TOKEN,
@@ -29,7 +32,6 @@ from polyformer.models.checkpoints.families.common import (
 )
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused, layered
-from polyformer.models.checkpoints.rope_options import ROPE_OPTIONS, read_rope, write_rope
 from polyformer.models.checkpoints.values import options, special
 from polyformer.models.presets import model_config
 from polyformer.nn.feedforward import GatedConfig

@@ -36,10 +36,9 @@ from polyformer.models.checkpoints.families.bert import (
 )
 from polyformer.models.checkpoints.families.common import as_pooled, pooled
 from polyformer.models.checkpoints.families.roberta import CLASSIFIER
-from polyformer.models.checkpoints.family import Task, register
-from polyformer.models.checkpoints.tables import FamilyTables
+from polyformer.models.checkpoints.family import FamilyTables, Task, register
 from polyformer.models.presets import model_config
-from polyformer.models.presets.bigbird import bigbird_pattern
+from polyformer.models.presets.long_texts import bigbird_pattern
 from polyformer.nn.heads import ClassifyConfig, MaskedConfig, ResidualConfig, SpanConfig, TagConfig
 
 PATTERN = "encoder.attention.mechanism.pattern"

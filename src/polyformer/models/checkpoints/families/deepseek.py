@@ -12,11 +12,16 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError, unknown
-from polyformer.models.checkpoints.config_mapping import Tree, activation, get_path, with_defaults
+from polyformer.models.checkpoints.config_mapping import (
+    Tree,
+    activation,
+    get_path,
+    temperature,
+    with_defaults,
+)
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Converter
-from polyformer.models.checkpoints.rope_options import temperature
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.feedforward import (

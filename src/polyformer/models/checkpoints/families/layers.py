@@ -13,8 +13,7 @@ from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
 from polyformer.attention.positions import RopeConfig
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.models.checkpoints.config_mapping import Tree, get_path
-from polyformer.models.checkpoints.rope_options import read_rope
+from polyformer.models.checkpoints.config_mapping import Tree, get_path, read_rope
 
 T = TypeVar("T")
 

@@ -14,7 +14,15 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.models.checkpoints.config_mapping import Tree, flag, get_path, with_defaults
+from polyformer.models.checkpoints.config_mapping import (
+    ROPE_OPTIONS,
+    Tree,
+    flag,
+    get_path,
+    read_rope,
+    with_defaults,
+    write_rope,
+)
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, QUESTION_ANSWERING, SCORED, TAG_DROPOUT
 from polyformer.models.checkpoints.families.layers import (
     FULL,
@@ -30,7 +38,6 @@ from polyformer.models.checkpoints.families.layers import (
 )
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused
-from polyformer.models.checkpoints.rope_options import ROPE_OPTIONS, read_rope, write_rope
 from polyformer.models.checkpoints.values import check_values, options, special
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config

@@ -17,7 +17,9 @@ from polyformer.models.checkpoints.config_mapping import (
     Option,
     Tree,
     option,
+    read_rope,
     with_defaults,
+    write_rope,
 )
 from polyformer.models.checkpoints.families.common import LAST_TOKEN, SCORED
 from polyformer.models.checkpoints.families.experts import (
@@ -38,7 +40,6 @@ from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Interleaved, Part, Taps
-from polyformer.models.checkpoints.rope_options import read_rope, write_rope
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 

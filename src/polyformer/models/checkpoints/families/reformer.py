@@ -29,7 +29,7 @@ from polyformer.models.checkpoints.key_mapping import Converter, layered
 from polyformer.models.checkpoints.values import options
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
-from polyformer.models.presets.reformer import hashed, local
+from polyformer.models.presets.long_texts import hashed, local
 from polyformer.nn.heads import LanguageModelConfig
 
 

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.ops.pooling import pool
+from polyformer.core.ops.layers import pool
 from polyformer.core.ranges import NonNegativeFloat
 from polyformer.nn.depth.base import ExitLoss
 

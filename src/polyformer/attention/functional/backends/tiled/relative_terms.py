@@ -30,7 +30,7 @@ from torch import Tensor
 from polyformer.attention.functional.backends.tiled.tiles import Tile
 from polyformer.attention.functional.backends.tiled.work_items import WorkItem
 from polyformer.attention.functional.relative import Relative
-from polyformer.core.ops.batched_products import product
+from polyformer.core.ops.product_kernels import product
 
 NAMES = "content", "bias", "keys", "values", "queries"
 STEP = 16

@@ -49,8 +49,8 @@ from polyformer.attention.functional.backends.tiled.work_items import (
 from polyformer.attention.functional.request import Request, transformed
 from polyformer.attention.patterns.windows import Window
 from polyformer.core.ops.autograd import at_least_float32, autocast_disabled, first_order
-from polyformer.core.ops.batched_products import BATCHED_PRODUCTS
 from polyformer.core.ops.cpu import parallel_map, threads
+from polyformer.core.ops.product_kernels import BATCHED_PRODUCTS
 from polyformer.core.ops.tuning import Section, core_cache, least_seconds
 from polyformer.core.sequence.context import Context
 

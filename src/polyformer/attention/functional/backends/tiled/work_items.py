@@ -13,9 +13,9 @@ from polyformer.attention.functional.backends.tiled.tiles import Masks, Tile, Ti
 from polyformer.attention.functional.request import Request
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import Full
-from polyformer.core.ops.batched_products import ONLY_BLAS, product_kernel
 from polyformer.core.ops.cpu import WORKERS
-from polyformer.core.ops.dropout import DropoutScales
+from polyformer.core.ops.layers import DropoutScales
+from polyformer.core.ops.product_kernels import ONLY_BLAS, product_kernel
 
 LN2 = math.log(2)
 LOG2E = 1 / LN2
