@@ -15,7 +15,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.signals import Interrupted
+from polyformer.training.run_control import Interrupted
 from polyformer.training.task import Batch
 
 KEPT: dict[str, Any] = {"background": True, "keep": 9}

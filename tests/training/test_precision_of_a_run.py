@@ -6,7 +6,7 @@ from tiny_task import TinyModel, TinyTask
 
 from polyformer.training.config import EngineConfig
 from polyformer.training.engine import Engine
-from polyformer.training.precision import choose_precision, tensor_float32
+from polyformer.training.machine import choose_precision, tensor_float32
 
 
 @pytest.mark.parametrize(

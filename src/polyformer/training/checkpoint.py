@@ -1,49 +1,28 @@
-"""Checkpoints of a run: complete or absent, sufficient for an exact resume, and verified when read.
+"""Checkpoints of a run as they are written: complete or absent, and sufficient for an exact resume.
 
 OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under the names in the model
                               optimizer.safetensors   NAME/exp_avg, ...: the optimizer's tensors by parameter
                               memory.safetensors      the memory of the last batches, for a recurrent model
                               state.json              progress of the run, checksums, versions, machine, and
                                                         the tuning choices used
+
+`polyformer.training.restore` reads them.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import nn
 from torch.distributed import ProcessGroup
 
 from polyformer.core.errors import InputError
-from polyformer.core.files import (
-    atomic_directory,
-    read_tensors,
-    remove_directory,
-    remove_partials,
-    save_tensors,
-    tied_names,
-    writing,
-)
-from polyformer.training.signals import Interrupted
-from polyformer.training.state import (
-    MEMORY,
-    MODEL,
-    OPTIMIZER,
-    PREFIX,
-    FormatError,
-    Snapshot,
-    file_digest,
-    has_parts,
-    read_state,
-    set_optimizer_state,
-    step_of,
-)
-from polyformer.training.state_files import state_of
+from polyformer.core.files import atomic_directory, remove_directory, remove_partials, save_tensors, writing
+from polyformer.training.run_control import Interrupted
+from polyformer.training.state import MODEL, OPTIMIZER, PREFIX, Snapshot
 
 CHECKPOINTS = "checkpoints"
 
@@ -110,8 +89,7 @@ class Checkpoints:
         self.prune(snapshot.progress.best_step)
 
     def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.training.distributed.sharded_files import broadcast_path, shared_errors
-        from polyformer.training.sharded_checkpoint import write_sharded
+        from polyformer.training.distributed.sharded_files import broadcast_path, shared_errors, write_sharded
 
         first, path = torch.distributed.get_rank() == 0, self.path(snapshot.progress.step)
         with ExitStack() as opened:
@@ -219,125 +197,3 @@ def checkpoint_group(timeout: float | None) -> ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=wait)
     assert isinstance(group, ProcessGroup)
     return group
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load the weights and the optimizer state of a checkpoint, and return its state (see `read_state`).
-
-    The memory of a recurrent model is returned as "recurrent_state". Raises `InputError` that names the file
-    that is missing, damaged or does not fit, and how to continue.
-    """
-    state = checked_state(path)
-    load_model(path, model)
-    if is_sharded_checkpoint(path, model):
-        from polyformer.training.sharded_checkpoint import read_optimizer
-
-        with _explain_damage(path):
-            read_optimizer(path, state, model, optimizer)
-    else:
-        tensors = _read_tensors(path, OPTIMIZER)
-        set_optimizer_state(path / OPTIMIZER, model, optimizer, tensors, state["optimizer"])
-    if MEMORY in state["sha256"]:
-        state["recurrent_state"] = state_of(_read_tensors(path, MEMORY), path / MEMORY)
-    return state
-
-
-def load_model(path: Path, model: nn.Module) -> None:
-    """Load the weights of checkpoint `path` into `model`. Collective if the model is sharded."""
-    if is_sharded_checkpoint(path, model):
-        from polyformer.training.sharded_checkpoint import read_model
-
-        digests = checked_state(path)["sha256"]
-        with _explain_damage(path):
-            read_model(path, digests, model)
-        return
-    load_weights(model, _read_tensors(path, MODEL), path / MODEL)
-
-
-def load_average(paths: list[Path], model: nn.Module) -> int:
-    """Load the mean of the weights of several checkpoints into `model`; return the number of checkpoints.
-
-    Sums are in float64. Integer and boolean tensors are counters and masks, not weights: they are taken from
-    the last checkpoint. Vaswani et al. 2017, section 6.1: the last 5 checkpoints for base models, the last 20
-    for big models.
-    """
-    from polyformer.training.distributed.collectives import local_shard
-    from polyformer.training.distributed.sharded_files import unique_tensors
-
-    sums: dict[str, torch.Tensor] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    for path in paths:
-        load_model(path, model)
-        state = unique_tensors(model.state_dict(keep_vars=True))
-        tensors = {name: local_shard(tensor) for name, tensor in state.items() if tensor.is_floating_point()}
-        sums = {name: sums.get(name, 0) + tensor.double() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        tensor.copy_(sums[name] / len(paths))
-    return len(paths)
-
-
-def is_sharded_checkpoint(path: Path, model: nn.Module) -> bool:
-    """Return whether the checkpoint or the model is sharded over several processes."""
-    if has_parts(path) or not torch.distributed.is_initialized():
-        return has_parts(path)
-    from polyformer.training.distributed import sharded_files  # its torch modules take a second to load
-
-    return sharded_files.is_sharded(model)
-
-
-def load_weights(model: nn.Module, tensors: dict[str, torch.Tensor], source: Path) -> None:
-    """Load `tensors` (read from `source`) into `model`; tied weights are stored once."""
-    tied = tied_names(model.state_dict())
-    again = {name: tensors[first] for name, first in tied.items() if first in tensors}
-    try:
-        model.load_state_dict({**tensors, **again})
-    except RuntimeError as error:
-        why = " ".join(str(error).split())
-        raise InputError(
-            f"{source} does not fit this model: {why}; use the model that the run began with"
-        ) from error
-
-
-def checked_state(path: Path) -> dict[str, Any]:
-    """Return `read_state(path)`; errors also say how to continue."""
-    with _explain_damage(path):
-        return read_state(path)
-
-
-def _read_tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
-    expected = checked_state(path)["sha256"][name]
-    with _explain_damage(path):
-        tensors = read_tensors(path / name)
-        if file_digest(path / name) != expected:
-            raise InputError(f"{path / name} is damaged: its bytes are not those written")
-    return tensors
-
-
-def is_intact(path: Path) -> bool:
-    """Return whether a checkpoint is complete and undamaged."""
-    try:
-        digests = read_state(path)["sha256"]
-        return all(file_digest(path / name) == digest for name, digest in digests.items())
-    except (InputError, OSError):
-        return False
-
-
-@contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
-    """Add to an `InputError` about the checkpoint `path` how to continue without it."""
-    try:
-        yield
-    except FormatError:
-        raise
-    except InputError as error:
-        run = path.parent.parent
-        checkpoints = Checkpoints(run)
-        earlier = [step for step in checkpoints.steps() if step < step_of(path)]
-        whole = next((step for step in reversed(earlier) if is_intact(checkpoints.path(step))), None)
-        way = f"resume from the checkpoint before it: polyformer train --resume {run} --from-step {whole}"
-        if whole is None:
-            way = (
-                "there is no intact checkpoint before it: start again in another folder: "
-                f"polyformer train {run / 'recipe.yaml'} --out NEW"
-            )
-        raise InputError(f"{error}; {way}") from error

@@ -18,17 +18,24 @@ from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.nn.stack import Stack
 from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkpoint_group
 from polyformer.training.config import EngineConfig
-from polyformer.training.distributed.mesh import Mesh, ReplicaGroup, open_mesh
-from polyformer.training.distributed.process_group import open_accelerator
-from polyformer.training.environment import choose_device, machine
+from polyformer.training.machine import (
+    Mesh,
+    ReplicaGroup,
+    autocast,
+    choose_device,
+    choose_precision,
+    machine,
+    open_accelerator,
+    open_mesh,
+    tensor_float32,
+)
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.precision import autocast, choose_precision, tensor_float32
-from polyformer.training.signals import SignalRequests
+from polyformer.training.run_control import SignalRequests
 from polyformer.training.task import Batch, EvaluationGroup, TrainingTask
 
 if TYPE_CHECKING:
-    from polyformer.training.distributed.full_state_dict import UnshardedModel
     from polyformer.training.distributed.pipeline import Pipeline
+    from polyformer.training.distributed.sharded_files import UnshardedModel
 
 
 def is_main() -> bool:
@@ -106,7 +113,7 @@ class Engine:
         if self.mesh is None:
             model.to(self.device)
             return []
-        from polyformer.training.distributed.full_state_dict import UnshardedModel
+        from polyformer.training.distributed.sharded_files import UnshardedModel
 
         self.unsharded_model = UnshardedModel(model)
         parallel, notes = self.config.parallel, []
@@ -133,8 +140,7 @@ class Engine:
 
         root: the module to call, `model` or a wrapper of it. draw: as in `place_model`.
         """
-        from polyformer.training.distributed.deferred_initialization import materialize
-        from polyformer.training.distributed.fully_sharded import apply_fsdp, compile_layers
+        from polyformer.training.distributed.fully_sharded import apply_fsdp, compile_layers, materialize
 
         assert self.mesh is not None
         divided = self.mesh.sharding.size() > 1
@@ -184,7 +190,7 @@ class Engine:
             for path, module in files.items() if self.rank == 0 else ():
                 write_tensors(path, dict(module.state_dict()))
             return
-        from polyformer.training.distributed.full_state_dict import gather_tensor
+        from polyformer.training.distributed.sharded_files import gather_tensor
 
         fetch = gather_tensor
         if self.pipeline is not None:
@@ -216,7 +222,7 @@ class Engine:
         return autocast(self.precision, self.device)
 
     def tensor_float32(self) -> AbstractContextManager[None]:
-        """Return the context of a run: see `polyformer.training.precision.tensor_float32`."""
+        """Return the context of a run: see `polyformer.training.machine.tensor_float32`."""
         return tensor_float32(self.precision, self.device)
 
     def context_parallel(self) -> AbstractContextManager[None]:

@@ -15,12 +15,10 @@ from polyformer.core.files import remove_partials
 from polyformer.core.initialization import Draw
 from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.tuning import adopted
-from polyformer.training.checkpoint import Checkpoints, load_checkpoint
+from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import TrainingConfig
-from polyformer.training.distributed.process_group import raise_peer_failure
 from polyformer.training.engine import Engine, is_main
-from polyformer.training.kept import Kept, Ranking, final_weights
-from polyformer.training.lock import sole_writer
+from polyformer.training.machine import raise_peer_failure
 from polyformer.training.metrics import (
     PER_SECOND,
     Display,
@@ -29,7 +27,7 @@ from polyformer.training.metrics import (
     open_display,
     plot_curves,
 )
-from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
 from polyformer.training.passes import (
     Feed,
     RecurrentLoss,
@@ -42,11 +40,10 @@ from polyformer.training.passes import (
     run_passes,
     seed_step,
 )
-from polyformer.training.schedules import ScheduleConfig
-from polyformer.training.signals import Interrupted, SignalRequests, Signals
+from polyformer.training.restore import Kept, Ranking, final_weights, load_checkpoint
+from polyformer.training.run_control import Interrupted, SignalRequests, Signals, sole_writer
 from polyformer.training.state import Progress, Snapshot, check_progress
-from polyformer.training.task import CalibratedTask, FinalMetricsTask, TrainingTask
-from polyformer.training.temperature import Calibration
+from polyformer.training.task import CalibratedTask, Calibration, FinalMetricsTask, TrainingTask
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -88,7 +85,7 @@ def train(
     step is the mean over the labelled tokens of all its batches on all processes. Raises `InputError` for an
     unavailable device or precision, a folder in which another process trains, a run that cannot be resumed, a
     full disk, and a loss that is not finite; the last checkpoint stays intact. Raises `Interrupted`, a
-    `KeyboardInterrupt`, if a signal stopped the run (see `polyformer.training.signals`).
+    `KeyboardInterrupt`, if a signal stopped the run (see `polyformer.training.run_control`).
     """
     with sole_writer(Path(out)) if is_main() else nullcontext():
         return Training(

@@ -17,7 +17,7 @@ from polyformer.core.ops import tuning as store
 from polyformer.core.ops.cpu import suitable_threads
 from polyformer.core.state import State
 from polyformer.training.engine import Engine
-from polyformer.training.environment import PROCESSOR, THREADS, differences, versions
+from polyformer.training.machine import PROCESSOR, THREADS, differences, versions
 from polyformer.training.task import Batch, RecurrentTask, TrainingTask, share_rows
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ import torch
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.baselines import baselines
-from polyformer.training.recipes.report import number, sample, table
+from polyformer.training.recipes.report import NGram, baselines, number, sample, table
 from polyformer.training.tasks import LanguageModellingConfig
-from polyformer.training.tasks.ngram import NGram
 
 ROWS = [{"text": "abab\n"}, {"text": "abba\n"}]
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from polyformer import InputError
-from polyformer.training.tasks.ngram import NGram
+from polyformer.training.recipes.report import NGram
 
 
 def test_bigrams_worked_by_hand():

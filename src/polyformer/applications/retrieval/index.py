@@ -26,7 +26,7 @@ from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
 from polyformer.core.imports import needs_extra
 from polyformer.core.limits import SIZE
 from polyformer.core.ranges import PositiveInt, PositiveShare, check_range
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 INDEX, ABOUT = "index.faiss", "index.json"
 FEWEST = 256 * 39
