@@ -133,6 +133,16 @@ Batch = dict[str, torch.Tensor]
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True)
+class StepBatches:
+    """The batches that a process computes in one step."""
+
+    batches: list[Batch]  # at least one
+    weights: list[int]  # labelled tokens per batch
+    total: float | torch.Tensor  # labelled tokens of the step, over all processes
+    tokens: int  # tokens read by this process
+
+
 class EvaluationGroup(Protocol):
     """The processes that share an evaluation: the part of an `accelerate.Accelerator` that tasks use."""
 

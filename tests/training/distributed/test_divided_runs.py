@@ -27,7 +27,7 @@ from polyformer.training.config import EngineConfig, ParallelConfig
 from polyformer.training.distributed import sharded_files
 from polyformer.training.distributed.fully_sharded import apply_fsdp, deferred_draw, deferred_initialization
 from polyformer.training.distributed.sharded_files import gather_full_state_dict, gather_tensor
-from polyformer.training.engine import Engine
+from polyformer.training.loop import open_engine
 from polyformer.training.metrics import read_metrics
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -177,7 +177,7 @@ def drawn_late() -> None:
         draw = deferred_draw(model, model.config.initializer_range)
         there = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
         assert 10 * there < sum(parameter.numel() for parameter in model.parameters()), kind
-        engine = Engine(EngineConfig(device="cpu", parallel=ParallelConfig(**MESHES[mesh])))
+        engine = open_engine(EngineConfig(device="cpu", parallel=ParallelConfig(**MESHES[mesh])))
         engine.place_model(model, Texts(), draw)
         expected, own = whole.state_dict(), model.state_dict()
         divides = "pipeline" in MESHES[mesh]

@@ -188,7 +188,7 @@ def _fit(
         for folder, trained in models.items():
             save_config_files(trained, folder)
     model.labels = tuple(getattr(task, "labels", ()))  # not written: the recipe names them
-    if training.engine.mesh is None:
+    if training.engine.whole:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():
         if task.finishes:  # otherwise a model too large for the device stays in its files
