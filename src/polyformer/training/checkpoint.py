@@ -6,21 +6,17 @@ OUT/checkpoints/step-00000100/model.safetensors       weights and buffers, under
                               state.json              progress of the run, checksums, versions, machine, and
                                                         the tuning choices used
 
-`polyformer.training.restore` reads them.
+`polyformer.training.restore` reads them, and `polyformer.training.distributed.sharded_files` writes those of
+sharded models.
 """
 
 import threading
-from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-from torch.distributed import ProcessGroup
-
 from polyformer.core.errors import InputError
-from polyformer.core.files import atomic_directory, remove_directory, remove_partials, save_tensors, writing
+from polyformer.core.files import atomic_directory, remove_directory, remove_partials, save_tensors
 from polyformer.training.run_control import Interrupted
 from polyformer.training.state import MODEL, OPTIMIZER, PREFIX, Snapshot
 
@@ -69,40 +65,16 @@ class Checkpoints:
             -self.keep :
         ]
 
-    def write(self, snapshot: Snapshot, group: ProcessGroup | None = None) -> None:
+    def write(self, snapshot: Snapshot) -> None:
         """Write the checkpoint of `snapshot`, then remove the checkpoints that are no longer needed.
 
-        For a sharded model, every process of `group` calls this and writes its shards. The first process
-        creates the folder. When all shards are written, it writes the state and renames the folder, so that
-        the checkpoint is either complete or absent.
+        The folder gets its name at the end, so that the checkpoint is either complete or absent.
         """
-        if group is not None:
-            from polyformer.training.distributed.sharded_files import shared_errors
-
-            with shared_errors(group):
-                self._write_parts(snapshot, group)
-            return
         with atomic_directory(self.path(snapshot.progress.step)) as folder:
             save_tensors(folder / MODEL, snapshot.weights)
             save_tensors(folder / OPTIMIZER, snapshot.optimizer)
             snapshot.write_rest(folder)
         self.prune(snapshot.progress.best_step)
-
-    def _write_parts(self, snapshot: Snapshot, group: ProcessGroup) -> None:
-        from polyformer.training.distributed.sharded_files import broadcast_path, shared_errors, write_sharded
-
-        first, path = torch.distributed.get_rank() == 0, self.path(snapshot.progress.step)
-        with ExitStack() as opened:
-            folder = None
-            with shared_errors(group):
-                folder = opened.enter_context(atomic_directory(path)) if first else None
-            folder = broadcast_path(folder, group)
-            with writing(path):
-                digests = write_sharded(folder, snapshot.weights, snapshot.optimizer, group)
-            if first:
-                snapshot.write_rest(folder, digests)
-        if first:
-            self.prune(snapshot.progress.best_step)
 
     def prune(self, best_step: int | None) -> None:
         """Remove all checkpoints except the regular and the best, and partial files of killed writers."""
@@ -120,51 +92,20 @@ class Checkpoints:
 
 
 class CheckpointWriter:
-    """A writer of the checkpoints of a run, synchronously or in a background thread.
+    """A writer of the checkpoints of a run, as a context manager around the steps of training."""
 
-    The thread writes a copy of the weights and the optimizer state in CPU memory, and only one checkpoint at
-    once: the next checkpoint, an interruption and the end of training (leaving the context) wait for it.
-    Processes that share a model use a separate process group for checkpoints, so that its messages do not mix
-    with the collectives of training.
+    failed: bool = False
+    """Whether the checkpoint in progress could not be written; `wait` raises the reason."""
 
-    background: write in a thread. group: the processes that share the model, where each writes its shards;
-    None if a single process has the whole model.
-    """
-
-    def __init__(self, checkpoints: Checkpoints, background: bool, group: ProcessGroup | None) -> None:
-        self.checkpoints, self.background, self.group = checkpoints, background, group
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
 
     def write(self, snapshot: Snapshot) -> None:
         """Write a checkpoint, or start to. Raises the error of the previous checkpoint, if it failed."""
-        self.wait()
-        if not self.background:
-            self.checkpoints.write(snapshot, self.group)
-            return
-        # A daemon thread, so that a second Ctrl-C stops the program immediately.
-        self._thread = threading.Thread(target=self._write, args=(snapshot.copy_to_cpu(),), daemon=True)
-        self._thread.start()
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            self.checkpoints.write(snapshot, self.group)
-        except Exception as error:  # raised later, in the training thread
-            self._error = error
-
-    @property
-    def failed(self) -> bool:
-        """Return whether the checkpoint in progress could not be written; `wait` raises the reason."""
-        return self._error is not None
+        self.checkpoints.write(snapshot)
 
     def wait(self) -> None:
         """Wait until the checkpoint in progress is written. Raises its error, once, if it failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def raise_failure(self) -> None:
         """Raise the error of a checkpoint that failed in this process or in another process."""
@@ -179,21 +120,52 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        pass
+
+
+class BackgroundWriter(CheckpointWriter):
+    """A writer in a background thread.
+
+    The thread writes a copy of the weights and the optimizer state in CPU memory, and only one checkpoint at
+    once: the next checkpoint, an interruption and the end of training (leaving the context) wait for it.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        super().__init__(checkpoints)
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Start to write a checkpoint. Raises the error of the previous checkpoint, if it failed."""
+        self.wait()
+        # A daemon thread, so that a second Ctrl-C stops the program immediately.
+        self._thread = threading.Thread(target=self._write, args=(snapshot.copy_to_cpu(),), daemon=True)
+        self._thread.start()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self.checkpoints.write(snapshot)
+        except Exception as error:  # raised later, in the training thread
+            self._error, self.failed = error, True
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in progress is written. Raises its error, once, if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error, self.failed = self._error, None, False
+        if error is not None:
+            raise error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None or isinstance(error, Interrupted):
             self.wait()
         elif not isinstance(error, KeyboardInterrupt) and self._thread is not None:
             self._thread.join()  # report the error of training; do not leave a partial checkpoint
 
 
-def checkpoint_group(timeout: float | None) -> ProcessGroup:
-    """Create a gloo group of all processes, on the CPU, for `CheckpointWriter`. Collective: every process
-    calls it.
-
-    timeout: seconds that the processes wait for each other; None uses the default of torch.
-    """
-    import torch.distributed as dist
-
-    wait = None if timeout is None else timedelta(seconds=timeout)
-    group = dist.new_group(backend="gloo", timeout=wait)
-    assert isinstance(group, ProcessGroup)
-    return group
+def open_writer(checkpoints: Checkpoints, background: bool) -> CheckpointWriter:
+    """Return the writer of `checkpoints`, in this thread or in the background."""
+    return BackgroundWriter(checkpoints) if background else CheckpointWriter(checkpoints)

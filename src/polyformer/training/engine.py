@@ -19,7 +19,7 @@ from polyformer.core.initialization import Draw
 from polyformer.core.ops.compiled_code import prepare_inductor
 from polyformer.core.state import State
 from polyformer.nn.stack import Stack
-from polyformer.training.checkpoint import Checkpoints, CheckpointWriter
+from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, open_writer
 from polyformer.training.config import EngineConfig
 from polyformer.training.machine import autocast, choose_device, choose_precision, machine, open_accelerator
 from polyformer.training.optimizers import OptimizerConfig
@@ -180,7 +180,7 @@ class Engine:
 
     def writer(self, checkpoints: Checkpoints, background: bool) -> CheckpointWriter:
         """Return the checkpoint writer: the first process writes, of a divided model all processes."""
-        return CheckpointWriter(checkpoints, background, None)
+        return open_writer(checkpoints, background)
 
     def snapshot(
         self,

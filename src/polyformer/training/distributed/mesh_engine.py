@@ -20,7 +20,7 @@ from polyformer.core.host_values import batch_to_device
 from polyformer.core.initialization import Draw
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.core.state import State
-from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, checkpoint_group
+from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, open_writer
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import (
     apply_fsdp,
@@ -32,7 +32,13 @@ from polyformer.training.distributed.fully_sharded import (
     unsharded,
 )
 from polyformer.training.distributed.pipeline import Pipeline, PipelinedModel
-from polyformer.training.distributed.sharded_files import Fetch, UnshardedModel, gather_tensor
+from polyformer.training.distributed.sharded_files import (
+    Fetch,
+    ShardedCheckpoints,
+    UnshardedModel,
+    checkpoint_group,
+    gather_tensor,
+)
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
 from polyformer.training.engine import Engine
 from polyformer.training.machine import ReplicaGroup, open_mesh
@@ -175,7 +181,8 @@ class MeshEngine(Engine):
 
     def writer(self, checkpoints: Checkpoints, background: bool) -> CheckpointWriter:
         """Return a writer of the shards of all processes."""
-        return CheckpointWriter(checkpoints, background, checkpoint_group(self.config.timeout))
+        group = checkpoint_group(self.config.timeout)
+        return open_writer(ShardedCheckpoints(checkpoints, group), background)
 
     def finish(self, files: Mapping[Path, nn.Module]) -> None:
         """Gather the weights one by one into files; the model is plain afterwards."""

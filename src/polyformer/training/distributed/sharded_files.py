@@ -14,7 +14,8 @@ written one by one.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,21 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.files import atomic_write, in_file_order, read_tensors, write_one_by_one
+from polyformer.core.files import (
+    atomic_directory,
+    atomic_write,
+    in_file_order,
+    read_tensors,
+    write_one_by_one,
+    writing,
+)
+from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.distributed.fully_sharded import full_tensor
 from polyformer.training.distributed.pipeline_stages import Placeholder
 from polyformer.training.state import (
     MODEL_PARTS,
     OPTIMIZER_PARTS,
+    Snapshot,
     file_digest,
     has_parts,
     set_optimizer_state,
@@ -130,6 +140,46 @@ def shared_errors(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     for text in complaints:
         if text is not None:
             raise InputError(text)
+
+
+def checkpoint_group(timeout: float | None) -> dist.ProcessGroup:
+    """Create a gloo group of all processes, on the CPU, for checkpoints. Collective: every process calls it.
+
+    Its messages do not mix with the collectives of training. timeout: seconds that the processes wait for
+    each other; None uses the default of torch.
+    """
+    wait = None if timeout is None else timedelta(seconds=timeout)
+    group = dist.new_group(backend="gloo", timeout=wait)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+class ShardedCheckpoints(Checkpoints):
+    """The same `checkpoints`, each a snapshot of the shards of all processes of `group`."""
+
+    def __init__(self, checkpoints: Checkpoints, group: dist.ProcessGroup) -> None:
+        super().__init__(checkpoints.folder.parent, checkpoints.every, checkpoints.keep)
+        self.group = group
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint; `snapshot` is the shard of this process. Collective over the group.
+
+        The first process creates the folder. When all shards are written, it writes the state and renames
+        the folder, so that the checkpoint is either complete or absent.
+        """
+        first, path = dist.get_rank() == 0, self.path(snapshot.progress.step)
+        with shared_errors(self.group):
+            with ExitStack() as opened:
+                folder = None
+                with shared_errors(self.group):
+                    folder = opened.enter_context(atomic_directory(path)) if first else None
+                folder = broadcast_path(folder, self.group)
+                with writing(path):
+                    digests = write_sharded(folder, snapshot.weights, snapshot.optimizer, self.group)
+                if first:
+                    snapshot.write_rest(folder, digests)
+            if first:
+                self.prune(snapshot.progress.best_step)
 
 
 def write_sharded(
