@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from polyformer.core.files import read_json, write_json
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory
-from polyformer.training.environment import choose_device
+from polyformer.training.machine import choose_device
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import TaskWithData

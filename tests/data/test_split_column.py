@@ -9,8 +9,7 @@ from polyformer import InputError
 from polyformer.data import DataConfig, load, read
 from polyformer.data.formats.columns import KINDS
 from polyformer.data.formats.guess import guess
-from polyformer.training.recipes.another_source import for_another_source
-from polyformer.training.recipes.guessed import guessed_recipe
+from polyformer.training.recipes.guessed import for_another_source, guessed_recipe
 from polyformer.training.recipes.recipe import with_data
 from polyformer.training.recipes.sizes import measured_amount
 

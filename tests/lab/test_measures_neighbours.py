@@ -10,7 +10,7 @@ import torch
 from polyformer import create_model
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.training.tasks import LanguageModelling
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell
 from polyformer_lab.measures.nearest_neighbours import beginning, datastore, perplexity
 from polyformer_lab.measures.spalm import mixtures, own_log_p, targets

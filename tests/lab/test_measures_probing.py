@@ -13,7 +13,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe
 from polyformer.training.tasks import MaskedModelling, MaskedModellingConfig
-from polyformer.training.tasks.electra import ElectraConfig
+from polyformer.training.tasks.masked import ElectraConfig
 from polyformer_lab.cells import cells_of
 from polyformer_lab.measures.operations import operations
 from polyformer_lab.measures.probing import features, probed

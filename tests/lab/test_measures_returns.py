@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
 from polyformer.training.rl.environments import make_environment
-from polyformer.training.rl.episode import play_episode
+from polyformer.training.rl.playing import play_episode
 
 
 def test_policies_are_of_the_width_that_comes_nearest_in_parameters():

@@ -15,7 +15,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.signals import Interrupted
+from polyformer.training.run_control import Interrupted
 from polyformer.training.task import Batch
 
 KEPT: dict[str, Any] = {"background": True, "keep": 9}
@@ -46,9 +46,9 @@ def test_training_goes_on_and_the_checkpoint_is_of_its_own_step(
     far = threading.Event()
     plain = Checkpoints.write
 
-    def held(self: Checkpoints, snapshot: Any, group: Any) -> None:
+    def held(self: Checkpoints, snapshot: Any) -> None:
         assert far.wait(20), "training waited for its checkpoint"
-        plain(self, snapshot, group)
+        plain(self, snapshot)
 
     run(tmp_path / "alone", keep=9)
     monkeypatch.setattr(Checkpoints, "write", held)
@@ -62,9 +62,9 @@ def test_what_it_fails_with_is_heard_and_what_was_saved_before_stays(
 ):
     plain = Checkpoints.write
 
-    def full(self: Checkpoints, snapshot: Any, group: Any) -> None:
+    def full(self: Checkpoints, snapshot: Any) -> None:
         monkeypatch.setattr("polyformer.training.checkpoint.save_tensors", no_space)
-        plain(self, snapshot, group)
+        plain(self, snapshot)
 
     def no_space(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -87,9 +87,9 @@ def test_what_it_fails_with_is_heard_and_what_was_saved_before_stays(
 def test_an_interruption_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     plain = Checkpoints.write
 
-    def slow(self: Checkpoints, snapshot: Any, group: Any) -> None:
+    def slow(self: Checkpoints, snapshot: Any) -> None:
         time.sleep(0.3)
-        plain(self, snapshot, group)
+        plain(self, snapshot)
 
     monkeypatch.setattr(Checkpoints, "write", slow)
     task = Counting(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 7 else None)

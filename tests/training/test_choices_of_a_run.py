@@ -60,7 +60,7 @@ def test_another_processor_goes_on_with_its_own(
     store.path().parent.mkdir(parents=True)
     store.save(store.path(), ONEDNN)
     run(tmp_path / "run", task=task, steps=2)
-    monkeypatch.setattr("polyformer.training.environment.processor", lambda: "another processor")
+    monkeypatch.setattr("polyformer.training.machine.processor", lambda: "another processor")
     store.save(store.path(), BLAS)
     forget()
     capsys.readouterr()

@@ -21,8 +21,9 @@ from fault_points import FaultPoints
 
 from forking import processes
 from polyformer.core.files import read_json, read_tensors
-from polyformer.training.checkpoint import Checkpoints, is_intact
+from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.recipes import Recipe, Run, fit
+from polyformer.training.restore import is_intact
 from tiny_recipes import tiny_recipe
 
 KILLS = int(os.environ.get("KILLS", "16"))

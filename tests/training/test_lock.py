@@ -18,8 +18,8 @@ from torch import nn
 
 from forking import processes
 from polyformer.core.errors import InputError
-from polyformer.training.lock import LOCK, MARKER, sole_writer
 from polyformer.training.metrics import read_metrics
+from polyformer.training.run_control import LOCK, MARKER, sole_writer
 from polyformer.training.task import Batch
 
 HOST = re.escape(socket.gethostname())

@@ -5,9 +5,7 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.training import muon
-from polyformer.training.muon import orthogonal
-from polyformer.training.optimizers import MuonConfig
+from polyformer.training.optimizers import NUMBERS, MuonConfig, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])
@@ -43,7 +41,7 @@ def test_muon_is_its_equation():
 
 @pytest.mark.parametrize("numbers", [1, 50, 1 << 20])
 def test_matrices_of_a_shape_are_updated_together(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(muon.NUMBERS, "cpu", numbers)
+    monkeypatch.setitem(NUMBERS, "cpu", numbers)
     torch.manual_seed(0)
     shapes = [(4, 6), (6, 4), (4, 6), (5, 5), (4, 6), (5, 5)]
     together = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in shapes]

@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from polyformer.core.errors import InputError
-from polyformer.training.schedules import Constant, Cosine, InverseSquareRoot, Linear, Noam, ScheduleConfig
+from polyformer.training.optimizers import Constant, Cosine, InverseSquareRoot, Linear, Noam, ScheduleConfig
 
 
 def test_noam_is_the_papers_equation() -> None:

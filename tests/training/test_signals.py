@@ -13,7 +13,7 @@ from torch import nn
 
 from forking import processes
 from polyformer.cli.main import main
-from polyformer.training.signals import Interrupted, SignalRequests, Signals, ignore_sigusr1
+from polyformer.training.run_control import Interrupted, SignalRequests, Signals, ignore_sigusr1
 from polyformer.training.task import Batch
 
 STEP = 7

@@ -21,7 +21,7 @@ from polyformer.nn.heads import ClassifyConfig, DistilledConfig
 from polyformer.training.launcher import world
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.run import Run
-from polyformer.training.temperature import BINS, Reliability, calibrated, fitted_temperature
+from polyformer.training.task import BINS, Reliability, calibrated, fitted_temperature
 
 
 def sample(scale: float, rows: int = 600, labels: int = 4) -> tuple[Tensor, Tensor]:

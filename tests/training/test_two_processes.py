@@ -14,7 +14,7 @@ from torch import nn
 from launching import torchrun
 from polyformer.core.files import read_tensors
 from polyformer.training.metrics import read_metrics
-from polyformer.training.signals import Interrupted
+from polyformer.training.run_control import Interrupted
 from polyformer.training.task import Batch
 
 # Plain gradient descent: the weights show the gradients. Ragged batches, one without a label;

@@ -20,8 +20,7 @@ from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.models.architectures import build_model
 from polyformer.training.loop import train
-from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.schedules import ScheduleConfig
+from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
 from polyformer.training.task import Batch
 from polyformer.training.tasks import TaskWithData
 from tiny_recipes import tiny_recipe

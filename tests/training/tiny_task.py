@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from polyformer.core.config import Config
 from polyformer.training.config import ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.loop import Result, train
-from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.schedules import ScheduleConfig
+from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
 from polyformer.training.task import Batch, share
 
 WORDS = 11

@@ -6,7 +6,7 @@ from pathlib import Path
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.scoring import measured
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 from polyformer_lab.measures.nearest_neighbours import beginning, build_store, perplexity
 from polyformer_lab.measures.spalm import files_of, rows_of

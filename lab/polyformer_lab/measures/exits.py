@@ -14,7 +14,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.nn.depth import full_depth
 from polyformer.nn.depth.exits import Exits
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
 

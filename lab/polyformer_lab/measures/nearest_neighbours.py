@@ -17,7 +17,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import DataConfig
 from polyformer.data.sources.checks import fingerprint
 from polyformer.training.recipes.recipe import with_data
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 from polyformer_lab.measures.texts import texts_of
 

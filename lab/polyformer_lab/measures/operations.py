@@ -12,8 +12,7 @@ from torch import nn
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import DetectConfig, MaskedConfig
-from polyformer.training.tasks.electra import ElectraConfig, generator_config
-from polyformer.training.tasks.masking import MaskedDocumentsConfig
+from polyformer.training.tasks.masked import ElectraConfig, MaskedDocumentsConfig, generator_config
 
 
 def operations(task: MaskedDocumentsConfig, model: ModelConfig) -> float:

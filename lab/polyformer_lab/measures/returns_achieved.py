@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from polyformer.models.architectures import TrajectoryTransformer
+from polyformer.training.rl.playing import Trial, achieved_returns
 from polyformer.training.rl.recording import Recording, record
-from polyformer.training.rl.trial import Trial, achieved_returns
 from polyformer.training.tasks.act import ActionPrediction
 from polyformer_lab.cells import Cell, Row, measurement
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyformer.models.architectures import Transformer
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModelling
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement
 
 

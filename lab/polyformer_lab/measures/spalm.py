@@ -20,7 +20,7 @@ from polyformer.data import DataConfig
 from polyformer.data.sources.checks import fingerprint
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModelling
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.nearest_neighbours import build_store, perplexity
 from polyformer_lab.measures.texts import texts_of

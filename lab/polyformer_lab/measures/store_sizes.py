@@ -11,7 +11,7 @@ from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.nn.memory.memorizing import set_store
 from polyformer.training.tasks import LanguageModelling
 from polyformer.training.tasks.lm import LanguageModellingConfig
-from polyformer.training.tasks.metrics import exp
+from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.measures.texts import first_ids
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from polyformer.training.config import TrainingConfig as TrainingConfig
     from polyformer.training.loop import Result as Result
     from polyformer.training.loop import train as train
-    from polyformer.training.objectives.contrastive import contrastive_loss as contrastive_loss
+    from polyformer.training.objectives import contrastive_loss as contrastive_loss
     from polyformer.training.optimizers import MuonConfig as MuonConfig
     from polyformer.training.optimizers import OptimizerConfig as OptimizerConfig
+    from polyformer.training.optimizers import ScheduleConfig as ScheduleConfig
     from polyformer.training.recipes import *
-    from polyformer.training.schedules import ScheduleConfig as ScheduleConfig
     from polyformer.training.task import Batch as Batch
     from polyformer.training.task import TrainingTask as TrainingTask
     from polyformer.training.task import share as share
@@ -36,10 +36,10 @@ __getattr__, __dir__ = lazy_names(
         "ReportingConfig": "config",
         "Result": "loop",
         "SavingConfig": "config",
-        "ScheduleConfig": "schedules",
+        "ScheduleConfig": "optimizers",
         "TrainingConfig": "config",
         "TrainingTask": "task",
-        "contrastive_loss": "objectives.contrastive",
+        "contrastive_loss": "objectives",
         "share": "task",
         "share_rows": "task",
         "train": "loop",

@@ -15,12 +15,10 @@ from polyformer.core.files import remove_partials
 from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.tuning import adopted
 from polyformer.models.initialization import Draw
-from polyformer.training.checkpoint import Checkpoints, load_checkpoint
-from polyformer.training.config import TrainingConfig
-from polyformer.training.distributed.process_group import raise_peer_failure
+from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.config import EngineConfig, TrainingConfig
 from polyformer.training.engine import Engine, is_main
-from polyformer.training.kept import Kept, Ranking, final_weights
-from polyformer.training.lock import sole_writer
+from polyformer.training.machine import raise_peer_failure, tensor_float32
 from polyformer.training.metrics import (
     PER_SECOND,
     Display,
@@ -29,7 +27,7 @@ from polyformer.training.metrics import (
     open_display,
     plot_curves,
 )
-from polyformer.training.optimizers import OptimizerConfig
+from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
 from polyformer.training.passes import (
     Feed,
     RecurrentLoss,
@@ -39,14 +37,12 @@ from polyformer.training.passes import (
     check_activation_checkpointing,
     choose_kernels,
     choose_threads,
-    run_passes,
     seed_step,
 )
-from polyformer.training.schedules import ScheduleConfig
-from polyformer.training.signals import Interrupted, SignalRequests, Signals
-from polyformer.training.state import Progress, Snapshot, check_progress
-from polyformer.training.task import CalibratedTask, FinalMetricsTask, TrainingTask
-from polyformer.training.temperature import Calibration
+from polyformer.training.restore import Kept, Ranking, final_weights, load_checkpoint
+from polyformer.training.run_control import Interrupted, SignalRequests, Signals, sole_writer
+from polyformer.training.state import Progress, check_progress
+from polyformer.training.task import CalibratedTask, Calibration, FinalMetricsTask, TrainingTask
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -88,12 +84,24 @@ def train(
     step is the mean over the labelled tokens of all its batches on all processes. Raises `InputError` for an
     unavailable device or precision, a folder in which another process trains, a run that cannot be resumed, a
     full disk, and a loss that is not finite; the last checkpoint stays intact. Raises `Interrupted`, a
-    `KeyboardInterrupt`, if a signal stopped the run (see `polyformer.training.signals`).
+    `KeyboardInterrupt`, if a signal stopped the run (see `polyformer.training.run_control`).
     """
     with sole_writer(Path(out)) if is_main() else nullcontext():
         return Training(
             model, task, config, optimizer_config, schedule_config, Path(out), seed, resume, from_step
         ).run()
+
+
+def open_engine(config: EngineConfig) -> Engine:
+    """Return the engine of this process: for whole models, or for parts of a model in each process.
+
+    Raises `InputError` for an unavailable device or precision, and for another number of processes.
+    """
+    if config.parallel.whole:
+        return Engine(config)
+    from polyformer.training.distributed.mesh_engine import open_mesh_engine
+
+    return open_mesh_engine(config)
 
 
 class Training:
@@ -116,7 +124,7 @@ class Training:
         draw: Draw | None = None,
     ) -> None:
         self.task, self.config, self.schedule, self.out = task, config, schedule, out
-        self.engine = Engine(config.engine)
+        self.engine = open_engine(config.engine)
         self.notes = self.engine.place_model(model, task, draw)  # to show when the run begins
         self.model = model
         self.optimizer = self.engine.build(optimizer, model)
@@ -161,7 +169,7 @@ class Training:
             activation_checkpointing(self.model, self.config.engine.recompute),
             threads(self.threads),
             adopted(self.choices),
-            self.engine.tensor_float32(),
+            tensor_float32(self.engine.precision, self.engine.device),
             raise_peer_failure(),
             open_display(self.config.steps, self.progress.step, self.main) as self.display,
         ):
@@ -213,7 +221,7 @@ class Training:
         factor = self.schedule.factor(progress.step, self.config.steps)
         for settings, rate in zip(self.optimizer.param_groups, self.rates):
             settings["lr"] = rate * factor
-        loss = run_passes(engine, self.recurrent_loss, group)
+        loss = engine.run_passes(self.recurrent_loss.loss, group)
         self.sums.add(progress.step, group, loss, engine.update(self.optimizer, self.config.clip))
 
     def after_step(self) -> None:
@@ -298,8 +306,7 @@ class Training:
     def measure(self) -> dict[str, float]:
         """Return the task's metrics of the current weights."""
         self.model.eval()
-        with torch.no_grad(), self.engine.autocast(), self.engine.evaluating(self.model):
-            model = self.engine.evaluation_module(self.model)
+        with torch.no_grad(), self.engine.forward_context(), self.engine.evaluating(self.model) as model:
             metrics = self.task.evaluate(model, self.engine.evaluation_group)
         self.model.train()
         # All processes must agree on the best value to the last bit, or they would diverge.
@@ -333,19 +340,16 @@ class Training:
         self.progress.scaler = self.engine.scaler.state_dict()
         if self.log is not None:
             self.log.sync()
-        if self.main or self.engine.mesh is not None:
-            machine = self.engine.machine()
-            snapshot = Snapshot.of(self.progress, self.model, self.optimizer, machine, recurrent_state)
-            snapshot.kind["scalars"] = self.engine.merge_stages(snapshot.kind["scalars"])
-            self.writer.write(snapshot)
+        if self.main or not self.engine.whole:
+            content = self.progress, self.model, self.optimizer, recurrent_state
+            self.writer.write(self.engine.snapshot(*content))
 
     def calibrate(self) -> None:
         """Calibrate the probabilities of the final weights, if the task has labels and held-out data."""
         if not isinstance(self.task, CalibratedTask):
             return
         self.model.eval()
-        with torch.no_grad(), self.engine.evaluating(self.model):
-            model = self.engine.evaluation_module(self.model)
+        with torch.no_grad(), self.engine.evaluating(self.model) as model:
             fitted = self.task.calibrate(model, self.engine.evaluation_group)
         # All processes must divide by the same number to the last bit, or their shards would not match.
         self.calibration = self.engine.broadcast(fitted)
@@ -368,8 +372,7 @@ class Training:
         self.calibrate()
         self.model.eval()
         if isinstance(self.task, FinalMetricsTask):
-            with torch.no_grad(), self.engine.evaluating(self.model):
-                model = self.engine.evaluation_module(self.model)
+            with torch.no_grad(), self.engine.evaluating(self.model) as model:
                 self.final_metrics = self.task.evaluate_final(model, self.engine.evaluation_group)
         self.engine.finish(files)
         self.model.eval()  # a sharded model that was made plain is back in training mode

@@ -1,12 +1,11 @@
-"""The passes of a step, by the whole model or a pipeline: batches, settings, seeds, states and sums."""
+"""What surrounds the passes of a step: batches, settings, seeds, states of recurrent models, and sums."""
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -17,21 +16,8 @@ from polyformer.core.ops import tuning as store
 from polyformer.core.ops.cpu import suitable_threads
 from polyformer.core.state import State
 from polyformer.training.engine import Engine
-from polyformer.training.environment import PROCESSOR, THREADS, differences, versions
-from polyformer.training.task import Batch, RecurrentTask, TrainingTask, share_rows
-
-if TYPE_CHECKING:
-    from polyformer.training.distributed.pipeline import Pipeline
-
-
-@dataclass(frozen=True)
-class StepBatches:
-    """The batches that a process computes in one step."""
-
-    batches: list[Batch]  # at least one
-    weights: list[int]  # labelled tokens per batch
-    total: float | torch.Tensor  # labelled tokens of the step, over all processes
-    tokens: int  # tokens read by this process
+from polyformer.training.machine import PROCESSOR, THREADS, differences, machine, versions
+from polyformer.training.task import Batch, RecurrentTask, StepBatches, TrainingTask, share_rows
 
 
 class Feed:
@@ -119,7 +105,7 @@ def choose_threads(engine: Engine, model: nn.Module, saved: dict[str, Any] | Non
     before = saved["machine"].get(THREADS, own)
     number = engine.config.threads or before
     notes = [f"{number} threads, as the run began; --training.engine.threads N for others"]
-    now = {**engine.machine(), THREADS: number, **versions()}
+    now = {**machine(engine.device, engine.world), THREADS: number, **versions()}
     changed = differences({**saved["machine"], **saved["versions"]}, now)
     if changed:
         return number, [f"{'; '.join(changed)}: the last bits may differ from an uninterrupted run's"]
@@ -131,9 +117,10 @@ def choose_kernels(engine: Engine, saved: dict[str, Any] | None) -> tuple[dict[s
 
     On another machine the choices are not reused: the results would differ in the last bits anyway.
     """
-    before = {} if saved is None else saved.get("tuning", {})
-    now = engine.machine()
-    if saved is None or any(saved["machine"].get(name) != now[name] for name in PROCESSOR):
+    if saved is None:
+        return {}, []
+    before, now = saved.get("tuning", {}), machine(engine.device, engine.world)
+    if any(saved["machine"].get(name) != now[name] for name in PROCESSOR):
         return {}, []
     pinned = store.pinned()
     if pinned is not None and any(pinned.get(name) != choice for name, choice in before.items()):
@@ -193,8 +180,9 @@ class RecurrentLoss:
 
     def __init__(self, model: nn.Module, task: TrainingTask, engine: Engine, saved: dict[str, Any] | None):
         recurrent = getattr(model, "supports_recurrence", False) and getattr(task, "continues", False)
-        self.plain = task
-        self.task: RecurrentTask | None = task if recurrent else None  # type: ignore[assignment]
+        self.task: RecurrentTask = task  # type: ignore[assignment]
+        self.loss: Callable[[nn.Module, Batch], Tensor] = self.loss_after if recurrent else task.loss
+        """The mean loss over the labelled tokens of a batch."""
         self.engine = engine
         if getattr(task, "continues", False):
             # Raises if the rows cannot be shared.
@@ -202,10 +190,8 @@ class RecurrentLoss:
         state: State | None = (saved or {}).get("recurrent_state")
         self.state = None if state is None else state.map(self._local_rows)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss over the labelled tokens of `batch`."""
-        if self.task is None:
-            return self.plain.loss(model, batch)
+    def loss_after(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of `batch` after the previous batches, and keep the state after it."""
         loss, self.state = self.task.loss_after(model, batch, self.state)
         return loss
 
@@ -215,36 +201,6 @@ class RecurrentLoss:
 
     def _local_rows(self, rows: Tensor) -> Tensor:
         return share_rows(rows, self.engine.data_rank, self.engine.data_world).to(self.engine.device)
-
-
-def run_passes(engine: Engine, recurrent_loss: RecurrentLoss, group: StepBatches) -> torch.Tensor:
-    """Compute the gradients of the mean loss over the labelled tokens of the step.
-
-    Returns the sum of the losses of this process's tokens, a float64 scalar on the device.
-    """
-    if engine.pipeline is not None:
-        return _run_pipeline(engine, engine.pipeline, group)
-    total = torch.zeros((), dtype=torch.float64, device=engine.device)
-    for i, (batch, weight) in enumerate(zip(group.batches, group.weights)):
-        with engine.no_sync_unless_last(skip=i + 1 < len(group.batches)):
-            with engine.autocast(), engine.context_parallel():
-                loss = recurrent_loss.loss(engine.wrapped, engine.place(batch))
-            # Data parallelism averages gradients over the ranks; the factor `data_world` makes it a sum.
-            engine.scaler.scale(loss * (weight * engine.data_world / group.total)).backward()
-        total += loss.detach().double() * weight
-    return total
-
-
-def _run_pipeline(engine: Engine, pipeline: "Pipeline", group: StepBatches) -> torch.Tensor:
-    """Run the batches of the step as microbatches of the pipeline."""
-    assert engine.mesh is not None
-    # Gradients are averaged over the shards of a replica, and summed over replicas.
-    shares = [float(weight * engine.mesh.size("shard") / group.total) for weight in group.weights]
-    losses = pipeline.step([engine.place(batch) for batch in group.batches], shares)
-    if engine.mesh.size("data") > 1:
-        pipeline.sum_over_replicas(engine.mesh.group("data"))
-    total = sum(loss * weight for loss, weight in zip(losses, group.weights))
-    return torch.tensor(total, dtype=torch.float64, device=engine.device)
 
 
 class StepSums:

@@ -22,7 +22,7 @@ from polyformer.applications.retrieval.stores import open_store
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 Complaint = Callable[..., str]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import polyformer
-from polyformer.training.schedules import Noam
+from polyformer.training.optimizers import Noam
 from registered import EVERYTHING
 
 FILE = Path(__file__).parents[3] / "examples" / "plain_transformer.py"

@@ -18,7 +18,7 @@ from polyformer.models.outputs import ModelState
 from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy
 from polyformer.nn.cache.base import CacheCall
 from polyformer.nn.cache.policies import SnapKV
-from polyformer.training.state_files import load_state, save_state
+from polyformer.training.state import load_state, save_state
 
 KINDS = sorted(kind for kind in CachePolicy.kinds if issubclass(CachePolicy.kinds[kind], DroppingPolicy))
 EXAMPLES = [

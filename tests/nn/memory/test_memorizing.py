@@ -21,7 +21,7 @@ from polyformer.nn.block import BlockConfig, PreNormConfig, ReversibleConfig
 from polyformer.nn.memory import MemorizingConfig
 from polyformer.nn.memory.memorizing import Memorizing, set_store
 from polyformer.nn.stack import AttentionConfig
-from polyformer.training.state_files import load_state, save_state
+from polyformer.training.state import load_state, save_state
 
 SPLITS = [[5, 5, 1, 6], [1] * 17, [13, 4]]
 

@@ -13,8 +13,7 @@ from polyformer.models.presets import create_model
 from polyformer.training.config import ParallelConfig, ReportingConfig, SavingConfig, TrainingConfig
 from polyformer.training.loop import Result, Training, train
 from polyformer.training.metrics import read_metrics
-from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.schedules import ScheduleConfig
+from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
 from polyformer.training.task import Batch, share
 
 WORDS, LENGTH = 23, 12

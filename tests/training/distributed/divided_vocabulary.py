@@ -14,7 +14,7 @@ from polyformer.core.ops import cross_entropy
 from polyformer.models.architectures import build_model
 from polyformer.models.presets import create_model
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
-from polyformer.training.tasks.electra import GeneratorAndModel, generator_config
+from polyformer.training.tasks.masked import GeneratorAndModel, generator_config
 
 WHOLE: dict[str, dict[str, Any]] = {
     "the head 'semiparametric' reads all of it": {**DECODER, "head": "semiparametric"},

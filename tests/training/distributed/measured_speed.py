@@ -21,9 +21,9 @@ from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.presets import create_model
 from polyformer.training.config import ParallelConfig
 from polyformer.training.distributed.fully_sharded import split_groups_by_mesh
-from polyformer.training.distributed.mesh import open_mesh
 from polyformer.training.distributed.pipeline import Pipeline
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
+from polyformer.training.machine import open_mesh
 from polyformer.training.optimizers import AdamW
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

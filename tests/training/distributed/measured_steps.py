@@ -20,13 +20,12 @@ from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import create_model, model_config
 from polyformer.training.config import ParallelConfig
-from polyformer.training.distributed.collectives import local_shard
-from polyformer.training.distributed.fully_sharded import apply_fsdp, split_groups_by_mesh
-from polyformer.training.distributed.mesh import Mesh, open_mesh
+from polyformer.training.distributed.fully_sharded import apply_fsdp, local_shard, split_groups_by_mesh
 from polyformer.training.distributed.pipeline import Pipeline
 from polyformer.training.distributed.predict import Prediction, predict
 from polyformer.training.distributed.predict_local import TrainingSetup
 from polyformer.training.distributed.tensor_parallel import apply_tensor_parallel
+from polyformer.training.machine import Mesh, open_mesh
 from polyformer.training.optimizers import OptimizerConfig
 
 BATCH, LENGTH = 3, 128

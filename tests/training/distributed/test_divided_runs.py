@@ -22,13 +22,12 @@ from launching import torchrun
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.models.presets import create_model
-from polyformer.training import sharded_checkpoint
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import EngineConfig, ParallelConfig
-from polyformer.training.distributed.deferred_initialization import deferred_draw, deferred_initialization
-from polyformer.training.distributed.full_state_dict import gather_full_state_dict, gather_tensor
-from polyformer.training.distributed.fully_sharded import apply_fsdp
-from polyformer.training.engine import Engine
+from polyformer.training.distributed import sharded_files
+from polyformer.training.distributed.fully_sharded import apply_fsdp, deferred_draw, deferred_initialization
+from polyformer.training.distributed.sharded_files import gather_full_state_dict, gather_tensor
+from polyformer.training.loop import open_engine
 from polyformer.training.metrics import read_metrics
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))
@@ -178,7 +177,7 @@ def drawn_late() -> None:
         draw = deferred_draw(model, model.config.initializer_range)
         there = sum(parameter.numel() for parameter in model.parameters() if not parameter.is_meta)
         assert 10 * there < sum(parameter.numel() for parameter in model.parameters()), kind
-        engine = Engine(EngineConfig(device="cpu", parallel=ParallelConfig(**MESHES[mesh])))
+        engine = open_engine(EngineConfig(device="cpu", parallel=ParallelConfig(**MESHES[mesh])))
         engine.place_model(model, Texts(), draw)
         expected, own = whole.state_dict(), model.state_dict()
         divides = "pipeline" in MESHES[mesh]
@@ -200,7 +199,7 @@ def unwritable(folder: Path) -> None:
 
 def undone(out: Path) -> None:
     """All processes hear that the last cannot write its part of a checkpoint in the background."""
-    plain = sharded_checkpoint.write_shards
+    plain = sharded_files.write_shards
 
     def fails(folder: Path, *arguments: Any) -> None:
         if "step-00000004" in str(folder) and dist.get_rank() == PROCESSES - 1:
@@ -209,7 +208,7 @@ def undone(out: Path) -> None:
         plain(folder, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharded_checkpoint, "write_shards", fails)
+        patch.setattr(sharded_files, "write_shards", fails)
         with pytest.raises(InputError, match=r"cannot write .*step-00000004: "):
             run(out, "decoder", steps=4, mesh={"shard": PROCESSES}, background=True)
     dist.barrier()

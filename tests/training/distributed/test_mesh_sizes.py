@@ -6,7 +6,8 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.training.config import EngineConfig, ParallelConfig, TrainingConfig
-from polyformer.training.engine import Engine
+from polyformer.training.distributed.mesh_engine import MeshEngine
+from polyformer.training.loop import open_engine
 
 
 def test_data_is_the_rest_of_the_processes():
@@ -48,13 +49,13 @@ def test_an_engine_refuses_before_processes_wait_for_one_another(
     """No other process answers here: were it to open a group first, this would hang."""
     monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(InputError, match=complaint):
-        Engine(EngineConfig(parallel=ParallelConfig(**options)))
+        open_engine(EngineConfig(parallel=ParallelConfig(**options)))
 
 
 def test_a_task_that_reads_more_than_a_loss_is_refused_where_texts_are_shared():
     engine = SimpleNamespace(config=EngineConfig(parallel=ParallelConfig(context=2)))
     with pytest.raises(InputError, match="this task reads more of the model than its loss"):
-        Engine.check_task(engine, SimpleNamespace())  # type: ignore[arg-type]
+        MeshEngine.check_task(engine, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops import cross_entropy
 from polyformer.models.presets import create_model, model_config
 from polyformer.training.config import ParallelConfig
-from polyformer.training.distributed.predict import peak_activations, predict
+from polyformer.training.distributed.predict import Keys, exchanged_keys, predict
+from polyformer.training.distributed.predict_activations import peak_activations, trace_activations
 from polyformer.training.distributed.predict_local import STATES, TrainingSetup
-from polyformer.training.distributed.predict_trace import trace_activations
-from polyformer.training.distributed.predict_traffic import Keys, exchanged_keys
 from polyformer.training.optimizers import OptimizerConfig
 from polyformer.training.passes import activation_checkpointing
 from registered import registered

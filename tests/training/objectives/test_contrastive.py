@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Collate
 from polyformer.data.rows.structured import structured
 from polyformer.models.presets import create_model
-from polyformer.training.objectives.contrastive import contrastive_loss, hide_sentences, pairs_of
+from polyformer.training.objectives import contrastive_loss, hide_sentences, pairs_of
 
 SENTENCES = [[11, 12], [13], [14, 15, 16]]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.training.objectives.detection import draw, replaced
+from polyformer.training.objectives import draw, replaced
 
 
 def test_worked_by_hand():

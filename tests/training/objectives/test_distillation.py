@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.core.errors import InputError
-from polyformer.training.objectives.distillation import (
+from polyformer.training.objectives import (
     DistillationConfig,
     chosen_layers,
     distillation_loss,

@@ -10,7 +10,7 @@ import pytest
 
 from polyformer.cli.main import main
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.training.recipes.baselines import baselines, verdict
+from polyformer.training.recipes.report import baselines, verdict
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks import (
     ClassificationConfig,

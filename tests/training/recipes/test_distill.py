@@ -14,7 +14,7 @@ from polyformer.cli.main import main
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
-from polyformer.training.objectives.distillation import DistillationConfig, chosen_layers
+from polyformer.training.objectives import DistillationConfig, chosen_layers
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.distill import (
     DistillationTask,

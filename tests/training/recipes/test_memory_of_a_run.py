@@ -126,7 +126,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
         fit(distillation_recipe(run.folder, 1), tmp_path / "student")
     task, model, rows = fitted(text)
     engine = Engine(EngineConfig(device="cpu"))
-    engine.world = 3
+    engine.data_world = 3
     with pytest.raises(InputError, match="4 rows that continue their texts cannot be dealt evenly to 3"):
         RecurrentLoss(model, TaskWithData(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):

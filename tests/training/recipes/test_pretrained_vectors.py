@@ -12,7 +12,8 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.recipes.pretrained_vectors import VectorsConfig, copy_vectors
+from polyformer.training.recipes.fit import copy_vectors
+from polyformer.training.recipes.recipe import VectorsConfig
 from tiny_recipes import TEXT, tiny_recipe
 
 WORDS = ["line", "says", "little", "unheard"]

@@ -10,9 +10,10 @@ import polyformer
 from polyformer import InputError
 from polyformer.data import load_tokenizer
 from polyformer.models.generation import GenerationConfig
+from polyformer.training.machine import choose_device
 from polyformer.training.recipes import Run, fit
-from polyformer.training.recipes.run import choose_device, new_folder, writer
-from polyformer.training.recipes.writer import Writer
+from polyformer.training.recipes.reader import Writer
+from polyformer.training.recipes.run import new_folder, writer
 from polyformer.training.tasks import LanguageModelling, Translation
 from tiny_recipes import TEXT, tiny_recipe
 

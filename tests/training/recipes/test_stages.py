@@ -15,7 +15,7 @@ from polyformer.attention.patterns import Global, Pattern, PerHead, PerLayer, Wi
 from polyformer.cli.main import main
 from polyformer.models.config import ModelConfig
 from polyformer.training.recipes import Recipe, fit, fit_stages, stages
-from polyformer.training.recipes.stages import widen_windows
+from polyformer.training.recipes.fit import widen_windows
 
 
 def recipe(path: Path, **changes: Any) -> Recipe:

@@ -18,9 +18,8 @@ from polyformer.core.files import read_tensors
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.rl.environments import make_environment
-from polyformer.training.rl.rollouts import MEMORY, Rollout
-from polyformer.training.state_files import save_state
+from polyformer.training.rl.environments import MEMORY, Rollout, make_environment
+from polyformer.training.state import save_state
 from polyformer.training.tasks import AgentConfig
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -212,7 +211,7 @@ def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
     save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
     code = (
         "import sys, polyformer.training.tasks\n"
-        "from polyformer.training.state_files import load_state\n"
+        "from polyformer.training.state import load_state\n"
         "print(type(load_state(sys.argv[1])).__name__, 'torchrl' in sys.modules)"
     )
     done = run_python("-c", code, tmp_path / "memory.safetensors")

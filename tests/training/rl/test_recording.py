@@ -13,8 +13,14 @@ from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
 from polyformer.data.formats.episodes import ROLES
 from polyformer.training.rl.environments import make_environment
-from polyformer.training.rl.policies import SCRIPTED, half_trained, random
-from polyformer.training.rl.recording import Recording, play_and_record, record
+from polyformer.training.rl.recording import (
+    SCRIPTED,
+    Recording,
+    half_trained,
+    play_and_record,
+    random,
+    record,
+)
 
 
 def test_what_is_recorded_is_what_minari_and_we_read(minari_here: Path):

@@ -18,7 +18,7 @@ from polyformer.data.formats.episodes import ROLES, Episodes
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.rl.trial import Panel, Trial, achieved_returns, draw_returns, returns_table
+from polyformer.training.rl.playing import Panel, Trial, achieved_returns, draw_returns, returns_table
 from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig, best
 
 CART, PENDULUM = "minari:cart/mixed-v0", "minari:pendulum/short-v0"

@@ -1,14 +1,20 @@
-"""Denoising as a task: what is read and what is written, room, and that it learns."""
+"""Denoising and span corruption as tasks: what is read and what is written, room, and that they learn."""
 
 import numpy as np
 import pytest
 from fitted import learned
 
 from polyformer import InputError
-from polyformer.data import Tokenizer, TokenizerConfig
+from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.data.rows.noising import NoiseConfig
 from polyformer.models.presets import model_config
-from polyformer.training.tasks import Denoising, DenoisingConfig
+from polyformer.training.tasks import (
+    Denoising,
+    DenoisingConfig,
+    SpanCorruption,
+    SpanCorruptionConfig,
+    TaskWithData,
+)
 
 ROWS = [{"text": "one thing. and two."}, {"text": "a longer text than a row is, which is cut."}]
 
@@ -76,3 +82,90 @@ def test_refuses(tokenizer: Tokenizer, tmp_path):
     with pytest.raises(InputError, match="tokenizer: none of its tokens ends in"):
         DenoisingConfig().build(words)
     assert DenoisingConfig(noise=NoiseConfig(permute=False)).build(words).ends is None
+
+
+SPAN_ROWS = [
+    {"text": "some text to take spans of."},
+    {"text": "and a second document, which follows the first one."},
+]
+CONFIG = SpanCorruptionConfig(row_length=24, batch_tokens=96, density=0.3)
+
+
+@pytest.fixture(scope="module")
+def with_sentinels() -> Tokenizer:
+    return CONFIG.tokenizer(TokenizerConfig(algorithm="bytes"), SPAN_ROWS)
+
+
+@pytest.fixture(scope="module")
+def task(with_sentinels: Tokenizer) -> SpanCorruption:
+    task = CONFIG.build(with_sentinels)
+    assert isinstance(task, SpanCorruption)
+    return task
+
+
+def test_a_tokenizer_gets_sentinels(with_sentinels: Tokenizer):
+    assert len(with_sentinels) == 260 + 100
+    assert (
+        len(
+            SpanCorruptionConfig(row_length=4096, batch_tokens=8192).tokenizer(
+                TokenizerConfig(algorithm="bytes"), []
+            )
+        )
+        > 360
+    )
+
+
+def test_documents_are_laid_end_to_end(task: SpanCorruption):
+    rows = task.prepare_held_out(SPAN_ROWS)
+    joined = np.concatenate([row["input_ids"] for row in rows]).tolist()
+    assert task.tokenizer.decode(joined) == SPAN_ROWS[0]["text"] + SPAN_ROWS[1]["text"]
+    assert {len(row["input_ids"]) for row in rows[:-1]} == {CONFIG.text_length}
+    assert len(rows[-1]["input_ids"]) < CONFIG.text_length
+    assert len(task.prepare(SPAN_ROWS)) == len(rows) - 1
+
+
+def test_batches_have_no_padding(task: SpanCorruption):
+    fitting = TaskWithData(task, Splits(SPAN_ROWS * 5, None, None), seed=0)  # type: ignore[arg-type]
+    epochs = [list(fitting.batches(epoch, 0, 0, 1)) for epoch in (0, 1)]
+    for batches in epochs:
+        for batch in batches:
+            assert batch["input_ids"].shape[1] == 24
+            assert batch["attention_mask"].all()
+            assert (batch["labels"] != -100).all()
+            assert (batch["input_ids"][:, -1] == task.eos).all()
+    first, second = (sorted(row for batch in epoch for row in batch["labels"].tolist()) for epoch in epochs)
+    assert first != second
+
+
+def test_positions_hold_input_and_target(with_sentinels: Tokenizer):
+    assert CONFIG.build(with_sentinels).positions == 24
+    assert SpanCorruptionConfig(row_length=24, density=0.8).build(with_sentinels).positions > 24
+
+
+def test_without_bos_what_is_written_starts_from_pad():
+    words = Tokenizer.of_words(["<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(3)), "a"])
+    assert CONFIG.build(words).adapt(model_config("transformer-tiny")).special.bos == 0
+    unpadded = Tokenizer.of_words(["</s>", *(f"<extra_id_{i}>" for i in range(3)), "a"])
+    with pytest.raises(InputError, match="tokenizer: it has no <bos> or <pad> token"):
+        CONFIG.build(unpadded).adapt(model_config("transformer-tiny"))
+
+
+def test_it_learns_the_spans(task: SpanCorruption):
+    rows = [{"text": "abcdefghijkl" * 40}]
+    before, after = learned(
+        task, model_config("transformer-tiny", {"block": "pre"}), rows, steps=130, lr=1e-2
+    )
+    assert before["loss"] > 5
+    assert after["loss"] < 1.6  # twelve letters alone are 2.5 nats
+
+
+def test_spans_that_do_not_fit_are_refused(with_sentinels: Tokenizer):
+    plain = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
+    with pytest.raises(InputError, match=r"tokenizer: expected 3 sentinels <extra_id_0>.*, got 0"):
+        CONFIG.build(plain)
+    with pytest.raises(InputError, match="density: expected a share of the tokens"):
+        SpanCorruptionConfig(density=0.0)
+    with pytest.raises(
+        InputError, match=r"batch_tokens: expected the tokens of a text before .*, 141, or more"
+    ):
+        SpanCorruptionConfig(batch_tokens=130)

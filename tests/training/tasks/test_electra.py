@@ -14,7 +14,7 @@ from polyformer.data import Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Electra, ElectraConfig, TaskWithData
-from polyformer.training.tasks.electra import ElectraOutput, GeneratorAndModel, generator_config
+from polyformer.training.tasks.masked import ElectraOutput, GeneratorAndModel, generator_config
 
 ROWS = [{"text": f"line {i} of a small text with words in it, and {i * 7} more"} for i in range(12)]
 

@@ -14,8 +14,7 @@ from polyformer.cli.main import main
 from polyformer.data import Splits, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer.training.recipes.baselines import baselines
-from polyformer.training.recipes.report import write_sheet
+from polyformer.training.recipes.report import baselines, write_sheet
 from polyformer.training.tasks import ImageConfig, ImageModelling
 
 SHAPE = 4, 3

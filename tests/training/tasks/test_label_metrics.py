@@ -3,8 +3,8 @@
 import pytest
 
 from polyformer.core.errors import InputError
+from polyformer.training.tasks.classify import correlations
 from polyformer.training.tasks.labels import label_metrics
-from polyformer.training.tasks.regress import correlations
 
 CONFUSION = [50.0, 10.0, 5.0, 35.0]  # [label, prediction]: TN, FP, FN, TP
 

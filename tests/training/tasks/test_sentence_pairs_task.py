@@ -12,7 +12,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import MaskedConfig, PretrainingConfig
 from polyformer.training.tasks import NextSentenceConfig, SentenceOrderConfig, SentencePairs, TaskWithData
-from polyformer.training.tasks.sentence_pairs import SentencePairsConfig
+from polyformer.training.tasks.sentences import SentencePairsConfig
 
 ROWS = [
     {"text": "a b c d e. f g h i j. k l m n o."},

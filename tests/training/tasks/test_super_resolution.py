@@ -14,7 +14,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes.guessed import guessed_recipe
 from polyformer.training.tasks import SuperResolution, SuperResolutionConfig
-from polyformer.training.tasks.super_resolution import psnr
+from polyformer.training.tasks.image import psnr
 
 SMALL = {
     "hidden_size": 16,

@@ -8,7 +8,7 @@ from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Tagging, TaggingConfig
-from polyformer.training.tasks.tag import entities
+from polyformer.training.tasks.classify import entities
 
 ROWS = [
     {"tokens": ["Anna", "flew", "to", "New", "York"], "tags": ["B-PER", "O", "O", "B-LOC", "I-LOC"]},

@@ -18,7 +18,7 @@ from polyformer.applications.encode.parts import Dtype, Parts, id_column, vector
 from polyformer.applications.encode.texts import TextList, Texts
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt, check_ranges
-from polyformer.training.lock import LOCK, sole_writer
+from polyformer.training.run_control import LOCK, sole_writer
 
 REPORT_SECONDS = 5.0
 

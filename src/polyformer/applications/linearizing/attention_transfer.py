@@ -18,7 +18,7 @@ from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.config import PROJECTIONS
 from polyformer.nn.stack.multihead import MultiHeadAttention
-from polyformer.training.precision import autocast
+from polyformer.training.machine import autocast
 
 NEW_RATE, COPIED_RATE = 1e-2, 1e-3
 """Adam's learning rates of new weights, such as gates, and of the projections copied from the old model."""

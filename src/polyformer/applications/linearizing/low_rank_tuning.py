@@ -14,7 +14,7 @@ from polyformer.applications.linearizing.steps import Show, Steps
 from polyformer.core.errors import InputError
 from polyformer.core.imports import needs_extra
 from polyformer.models.architectures import Transformer
-from polyformer.training.precision import autocast
+from polyformer.training.machine import autocast
 
 RANK, RATE = 8, 1e-3
 TARGETS = ["query", "key", "value", "output", "up", "down"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from polyformer.training.schedules import Linear
+from polyformer.training.optimizers import Linear
 
 SCHEDULE = Linear(warmup=10, floor=0.05)
 """The learning rate rises for ten steps and falls to a twentieth at the last."""
@@ -20,7 +20,7 @@ Show = Callable[[int, float], None]
 class Steps:
     """Batches of `batch` rows in random order, again and again until `tokens` tokens have been read.
 
-    rows: token ids, all of one length. precision: of `training.precision`, "no" for float32.
+    rows: token ids, all of one length. precision: of `training.machine`, "no" for float32.
     """
 
     rows: Sequence[Sequence[int]]

@@ -10,8 +10,8 @@ from polyformer.applications.loaded.results import Prediction
 from polyformer.core.errors import InputError, quote
 from polyformer.data import read
 from polyformer.data.formats.images import SUFFIXES, picture_row
-from polyformer.training.recipes.classifier import brought
 from polyformer.training.recipes.reader import Reader
+from polyformer.training.recipes.run import brought
 
 
 class TextModel(LoadedModel):

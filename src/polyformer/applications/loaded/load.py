@@ -16,11 +16,9 @@ from polyformer.models.checkpoints.folder_files import embedding_head
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training import tasks
-from polyformer.training.environment import choose_device
-from polyformer.training.recipes.classifier import task_of
-from polyformer.training.recipes.reader import Reader, check_head, command_of
-from polyformer.training.recipes.run import Run, is_checkpoint, open_model
-from polyformer.training.recipes.writer import Writer
+from polyformer.training.machine import choose_device
+from polyformer.training.recipes.reader import Reader, Writer, check_head, command_of
+from polyformer.training.recipes.run import Run, is_checkpoint, open_model, task_of
 from polyformer.training.tasks.text import TextTask
 
 TASKS: dict[type[tasks.Task], type[LoadedModel]] = {

@@ -13,7 +13,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import by_tokens
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.models.generation.config import with_settings
-from polyformer.training.recipes.writer import Writer
+from polyformer.training.recipes.reader import Writer
 
 SAMPLING = "temperature", "top_k", "top_p", "seed"
 """Settings that turn sampling on."""

@@ -21,7 +21,7 @@ from polyformer.applications.retrieval.readers import ContextReader
 from polyformer.applications.retrieval.windows import Reading, Window, windows
 from polyformer.core.errors import InputError
 from polyformer.core.files import remove_partials
-from polyformer.training.lock import LOCK, MARKER, sole_writer
+from polyformer.training.run_control import LOCK, MARKER, sole_writer
 
 BATCH_TOKENS = 4096  # tokens per batch of the model
 

@@ -25,7 +25,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import NO_SPACE, atomic_write, read_json, write_json
 from polyformer.core.imports import needs_extra
 from polyformer.core.ranges import SIZE, PositiveInt, PositiveShare, check_range
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 INDEX, ABOUT = "index.faiss", "index.json"
 FEWEST = 256 * 39

@@ -16,7 +16,7 @@ from polyformer.applications.retrieval.checksums import Checks
 from polyformer.applications.retrieval.entries import EntryWriter, checks, mapped_entries
 from polyformer.applications.retrieval.manifest import Manifest
 from polyformer.core.errors import InputError
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 NAME = re.compile(r"part-(\d+)-of-(\d+)")
 

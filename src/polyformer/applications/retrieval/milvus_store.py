@@ -27,7 +27,7 @@ from polyformer.applications.retrieval.readers import ContextReader
 from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Search
 from polyformer.core.errors import InputError
 from polyformer.core.paths import cache_folder
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 ENTRY, VALUE, KEY = "entry", "value", "key"
 MANIFEST_ROW, MIXTURE_ROW, INDEX_ROW = 0, -1, -2

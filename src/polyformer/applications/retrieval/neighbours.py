@@ -33,7 +33,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json, writing
 from polyformer.data.rows.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest
 from polyformer.data.sources.checks import data_changes
-from polyformer.training.lock import sole_writer
+from polyformer.training.run_control import sole_writer
 
 Text = tuple[dict[str, object], ...]
 """The files of a text by size and digest, as in a manifest."""

@@ -24,8 +24,9 @@ from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.models.checkpoints.load import family_of
 from polyformer.models.config import max_positions
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
+from polyformer.training.machine import choose_device
 from polyformer.training.recipes.reader import Reader as Checkpoint
-from polyformer.training.recipes.run import Run, choose_device, is_checkpoint
+from polyformer.training.recipes.run import Run, is_checkpoint
 from polyformer.training.tasks import LanguageModelling
 
 TEXTS = 64  # texts that are tokenized at once, in parallel

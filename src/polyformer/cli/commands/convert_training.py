@@ -41,7 +41,7 @@ def learn_attention(options: Any, old: "Transformer", new: "Transformer") -> "Tr
     """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
     from polyformer.applications.linearizing import check_tunable, transfer_attention, tune_low_rank
     from polyformer.applications.linearizing.steps import Steps
-    from polyformer.training.recipes.run import choose_device
+    from polyformer.training.machine import choose_device
 
     # The transfer takes minutes, so a model that cannot be tuned is refused before it.
     if options.tune_tokens:

@@ -117,7 +117,7 @@ def train_vectors(options: DataOptions) -> None:
 def prepare_text(options: DataOptions) -> None:
     """Tokenize the text, or the rest of it after an interruption."""
     from polyformer.data.prepared.preparing import prepare
-    from polyformer.training.lock import sole_writer
+    from polyformer.training.run_control import sole_writer
 
     if options.out is None or options.tokenizer is None:
         missing = "--out DIR" if options.out is None else "--tokenizer DIR, or --tokenizer train,"

@@ -52,7 +52,7 @@ def run(options: DistillOptions) -> None:
     from polyformer.cli.commands.training_run import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
-    from polyformer.training.signals import ignore_sigusr1
+    from polyformer.training.run_control import ignore_sigusr1
 
     recipe = Recipe.from_dict(recipe_data(options))
     with ignore_sigusr1():

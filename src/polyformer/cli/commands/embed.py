@@ -80,7 +80,7 @@ def run(options: EmbedOptions) -> None:
     from polyformer.applications.encode.encoder import Encoder
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.launcher import rank, world
-    from polyformer.training.recipes.run import choose_device
+    from polyformer.training.machine import choose_device
 
     if options.out is None:
         raise InputError("--out is missing; see polyformer embed --help")

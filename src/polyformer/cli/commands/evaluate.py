@@ -30,7 +30,7 @@ from polyformer.core.ranges import COUNT, PositiveFloat, PositiveInt, Share
 if TYPE_CHECKING:
     from polyformer.training.recipes import Recipe
     from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks.base import Workers
+    from polyformer.training.tasks.evaluation import Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1
@@ -230,7 +230,7 @@ def report_on(run: "Run", scores: dict[str, dict[str, float]]) -> None:
 def held_out_rows(options: EvaluateOptions, recipe: "Recipe") -> "tuple[dict[str, Any], dict[str, str]]":
     """Return the rows to evaluate on, and with --data their files, by their names."""
     from polyformer.data import DataConfig, load, read
-    from polyformer.training.recipes.another_source import for_another_source
+    from polyformer.training.recipes.guessed import for_another_source
     from polyformer.training.recipes.recipe import merged, with_changes
 
     kind, needs, own = recipe.task.kind or "", recipe.task.needs, recipe.task.own_data

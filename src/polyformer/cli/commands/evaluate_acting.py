@@ -8,7 +8,7 @@ from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
     from polyformer.training.recipes import Run
-    from polyformer.training.rl.trial import Achieved
+    from polyformer.training.rl.playing import Achieved
 
 
 EPISODES = 20
@@ -39,7 +39,7 @@ def evaluate_returns(
 
     asked: fields of the `Trial`, by default the environment of the run and `EPISODES` episodes.
     """
-    from polyformer.training.rl.trial import Panel, Trial, achieved_returns, draw_returns, returns_table
+    from polyformer.training.rl.playing import Panel, Trial, achieved_returns, draw_returns, returns_table
 
     task: Any = run.task
     config = task.config
@@ -69,7 +69,7 @@ SUFFIXES = ".gif", ".png", ".svg", ".pdf"
 
 def draw(path: str, run: "Run", model: Any) -> None:
     """Play an episode with the run's seed and the most probable actions, and draw it into `path`."""
-    from polyformer.training.rl.episode import draw_gif, draw_sheet, play_episode
+    from polyformer.training.rl.playing import draw_gif, draw_sheet, play_episode
 
     task: Any = run.recipe.task
     if task.kind != "agent":

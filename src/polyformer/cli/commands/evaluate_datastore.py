@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from polyformer.applications.retrieval import MixtureConfig, Store
     from polyformer.applications.retrieval.scoring import Targets
     from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks.base import Task, Workers
+    from polyformer.training.tasks.base import Task
+    from polyformer.training.tasks.evaluation import Workers
 
 
 def measure(options: Any) -> None:
@@ -105,7 +106,7 @@ def texts_of(path: str, format: str | None) -> Iterator[str]:
 
 def perplexities(name: str, targets: "Targets", loss: float) -> list[tuple[str, dict[str, float]]]:
     """Return two rows of the table: without and with the store."""
-    from polyformer.training.tasks.metrics import perplexity_metrics
+    from polyformer.training.tasks.text import perplexity_metrics
 
     count = len(targets.log_p)
     baseline = perplexity_metrics(-float(targets.log_p.double().sum()), count)
@@ -134,7 +135,7 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
     from polyformer.cli.commands.processes import report, resumable
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.report import table
-    from polyformer.training.tasks.metrics import perplexity_metrics
+    from polyformer.training.tasks.text import perplexity_metrics
 
     check(options)
     if options.data is None:

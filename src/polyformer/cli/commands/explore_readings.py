@@ -73,8 +73,7 @@ def by_polyformer(options: Any, name: str) -> Loaded:
     """Load a model of polyformer."""
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.models.architectures.pretrained import RECIPE
-    from polyformer.training.recipes.classifier import image_classifier
-    from polyformer.training.recipes.run import Run
+    from polyformer.training.recipes.run import Run, image_classifier
     from polyformer.training.tasks import ImageConfig, ImageModelling
 
     run = Run.open(name) if (Path(name) / RECIPE).is_file() else None

@@ -38,8 +38,9 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     from polyformer.data import DataConfig
     from polyformer.data.tokenizers.loading import load_tokenizer
     from polyformer.models.architectures.pretrained import RECIPE
+    from polyformer.training.machine import choose_device
     from polyformer.training.recipes.recipe import with_data
-    from polyformer.training.recipes.run import Run, choose_device, is_checkpoint, open_model
+    from polyformer.training.recipes.run import Run, is_checkpoint, open_model
 
     folder, columns = Path(name), ("text",)
     data = DataConfig()

@@ -134,8 +134,8 @@ def load(options: ProbeOptions) -> "tuple[Any, ProbedModel]":
     """Return the model and the prober's view of it: of this library, or else of transformers."""
     from polyformer.applications.probing import ProbedModel
     from polyformer.applications.retrieval.readers import foreign, open_reader
+    from polyformer.training.recipes.reader import Writer
     from polyformer.training.recipes.run import writer
-    from polyformer.training.recipes.writer import Writer
     from polyformer.training.tasks import LanguageModelling
 
     if foreign(Path(options.model)):

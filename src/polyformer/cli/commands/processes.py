@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from polyformer.training.tasks.base import Workers
+    from polyformer.training.tasks.evaluation import Workers
 
 
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
     """Yield the processes of this command, which are data parallel; with GPUs, each uses its own."""
-    from polyformer.training.tasks.base import Workers
+    from polyformer.training.tasks.evaluation import Workers
 
     if not several():
         yield Workers()
@@ -54,7 +54,7 @@ def _process_group(device: str) -> "Iterator[Accelerator]":
     """Open the group of all processes, and close it at the end."""
     from accelerate import Accelerator
 
-    from polyformer.training.recipes.run import choose_device
+    from polyformer.training.machine import choose_device
 
     accelerator = Accelerator(cpu=choose_device(device).type == "cpu")
     try:
@@ -110,8 +110,8 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
     if folder is None:
         return shared
     from polyformer.applications.retrieval.fingerprints import model_fingerprint
-    from polyformer.training.environment import versions
-    from polyformer.training.tasks.cached_results import CachedResults
+    from polyformer.training.machine import versions
+    from polyformer.training.tasks.evaluation import CachedResults
 
     subject = model_fingerprint(model, [settings, versions()])
     return dataclasses.replace(shared, results=CachedResults(Path(folder), subject, shared.rank))

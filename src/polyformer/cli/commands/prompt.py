@@ -195,7 +195,7 @@ def check_lengths(
     model: "Transformer", rows: "Sequence[Sequence[int]]", options: PromptOptions, new_tokens: int = 0
 ) -> None:
     """Raise `InputError` if a prompt has more tokens than the model supports."""
-    from polyformer.training.recipes.reader import max_positions
+    from polyformer.models.config import max_positions
 
     limit, most = max_positions(model.config), max(map(len, rows)) + new_tokens
     if limit is not None and most > limit:

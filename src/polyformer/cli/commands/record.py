@@ -14,7 +14,7 @@ from polyformer.cli.commands.options import argument, option
 from polyformer.core.ranges import COUNT
 
 if TYPE_CHECKING:
-    from polyformer.training.rl.policies import Maker
+    from polyformer.training.rl.recording import Maker
 
 EXAMPLES = """examples:
   polyformer record CartPole-v1 --out cartpole/mixed-v0
@@ -85,7 +85,7 @@ def trained(folder: str) -> "Maker":
     from polyformer.core.errors import InputError
     from polyformer.models.architectures import Policy
     from polyformer.training.recipes import Run
-    from polyformer.training.rl.policy_player import source_of
+    from polyformer.training.rl.playing import source_of
 
     policy = Run.open(folder).model("cpu")
     if not isinstance(policy, Policy):

@@ -18,10 +18,10 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
     After a signal, exit with the usual status, 128 + the signal's number.
     """
     from polyformer.training.launcher import world
-    from polyformer.training.recipes.fit import fit
-    from polyformer.training.recipes.run import choose_device, new_folder
-    from polyformer.training.recipes.stages import fit_stages
-    from polyformer.training.signals import Interrupted
+    from polyformer.training.machine import choose_device
+    from polyformer.training.recipes.fit import fit, fit_stages
+    from polyformer.training.recipes.run import new_folder
+    from polyformer.training.run_control import Interrupted
 
     choose_device(recipe.training.engine.device)
     path = resume or out
@@ -49,8 +49,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
 def conclude(fitted: Any, seed: int) -> None:
     """Print the metrics with baselines, if any, a sample of the model, and the folder."""
-    from polyformer.training.recipes.baselines import baselines, verdict
-    from polyformer.training.recipes.report import sample, table
+    from polyformer.training.recipes.report import baselines, sample, table, verdict
     from polyformer.training.tasks import ActionPrediction, ImageModelling, LanguageModelling
 
     rows = [(f"this model, {split}", metrics) for split, metrics in fitted.scores.items()]

@@ -8,22 +8,57 @@ FSDP).
 
 Weights and their communication stay in float32 (or the dtype of the model); products use bfloat16 by
 autocast, as without sharding, so that the numbers are the same.
+
+Initialization is deferred: weights are drawn one by one, and no process holds all. A model is built with
+every matrix dropped as soon as it is registered in its module (it is then on the "meta" device), and sharded.
+Each matrix is then drawn in turn, whole, from the same random numbers as in a model built whole, and every
+process keeps its shard: the initial weights are bit for bit the same.
 """
 
-from collections.abc import Iterable, Iterator
+import mmap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.compiled_code import prepare_inductor
+from polyformer.models.architectures import Transformer
+from polyformer.models.initialization import Draw, fillings, shrink_residual
 from polyformer.nn.stack import Layer, Stack
-from polyformer.training.distributed.collectives import local_shard
+
+
+def shard_parameter(weight: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    """Return a parameter with the same values, sharded over `mesh`."""
+    own = distribute_tensor(weight.detach(), mesh, [placement], src_data_rank=None)
+    return nn.Parameter(own, weight.requires_grad)
+
+
+def copy_to_group(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return x; its gradient is summed over all processes, because each process uses x differently."""
+    whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    return whole.to_local(grad_placements=[Partial()])
+
+
+def all_reduce(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the sum of x over all processes; the gradient of x is the gradient of the sum."""
+    return (
+        DTensor.from_local(x, mesh, [Partial()], run_check=False).redistribute(mesh, [Replicate()]).to_local()
+    )
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return the local shard of `tensor`, differentiably and without a copy, or `tensor` if not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, root: nn.Module | None = None) -> list[str]:
@@ -162,3 +197,108 @@ def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
     return tuple(
         tensor.device_mesh.get_group(i) for i, placement in dimensions if not isinstance(placement, Replicate)
     )
+
+
+def apply_to_full_tensor(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return function(tensor), of the same shape, computed on the whole tensor and sharded like `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return function(tensor)
+    whole = function(tensor.full_tensor())
+    own = local_part(whole, tensor)
+    return DTensor.from_local(
+        own.contiguous(),
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def local_part(whole: Tensor, like: DTensor) -> Tensor:
+    """Return the local shard of `whole`, sharded like `like`, as a view."""
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    own = whole[tuple(slice(start, start + size) for start, size in zip(offset, shape))]
+    return own.reshape(like.to_local().shape)
+
+
+LARGE = 1 << 18
+"""Minimum size in bytes of a tensor with separate memory pages."""
+
+
+@contextmanager
+def deferred_initialization() -> Iterator[None]:
+    """Build models without the values that `initialize` would set, inside this context."""
+    handle = register_module_module_registration_hook(_move_to_meta)
+    try:
+        with _SeparatePages():
+            yield
+    finally:
+        handle.remove()
+
+
+class _SeparatePages(TorchFunctionMode):
+    """Allocate large tensors in separate pages, which are returned to the system when the tensors are freed.
+
+    Between small tensors that stay, an allocator would keep the memory of most of the freed tensors.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return func(*args, **kwargs), with the memory of a large `torch.empty` from `mmap`."""
+        kwargs = kwargs or {}
+        if func is not torch.empty or kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        like = func(*args, **{**kwargs, "device": "meta"})
+        if like.nbytes < LARGE:
+            return func(*args, **kwargs)
+        return torch.frombuffer(mmap.mmap(-1, like.nbytes), dtype=like.dtype).view(like.shape)
+
+
+def _move_to_meta(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Move the parameters that `initialize` sets from `module`, the child `name` of `parent`, to "meta"."""
+    if module is None:
+        return
+    set_later = isinstance(module, nn.Linear | nn.Embedding)
+    head = isinstance(parent, Transformer) and name == "head"
+    for key in ("weight", "bias") if set_later else ("weight",) if head else ():
+        parameter = module._parameters.get(key)
+        if parameter is not None:
+            module._parameters[key] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def materialize(model: nn.Module, device: torch.device, draw: Draw | None) -> None:
+    """Allocate on `device` the shards of parameters that have no values yet, and fill them by `draw`.
+
+    Without `draw` they must be loaded from a checkpoint.
+    """
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    if draw is not None:
+        draw(model)
+
+
+def deferred_draw(model: nn.Module, initializer_range: float | None) -> Draw:
+    """Return a function that draws the missing weights of `model` after it is sharded and allocated.
+
+    It uses the random numbers that follow now.
+    """
+    state, order = torch.get_rng_state(), [*fillings(model, initializer_range)]
+
+    @torch.no_grad()
+    def draw(divided: nn.Module) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state)
+            for module, name, fill in order:  # also weights of other processes, to advance the random numbers
+                weight = getattr(module, name)
+                whole = torch.empty(weight.shape, dtype=weight.dtype)
+                fill(whole)
+                if isinstance(weight, DTensor):
+                    weight.to_local().copy_(local_part(whole, weight))
+                elif not weight.is_meta:  # else only other processes have it
+                    weight.copy_(whole)
+        shrink_residual(divided, initializer_range)
+
+    return draw

@@ -20,11 +20,10 @@ from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.models.outputs import ModelOutput
 from polyformer.training.config import PipelineSchedule
-from polyformer.training.distributed.collectives import local_shard
-from polyformer.training.distributed.fully_sharded import gradient_norm
-from polyformer.training.distributed.parameter_owners import ParameterOwners
+from polyformer.training.distributed.fully_sharded import gradient_norm, local_shard
 from polyformer.training.distributed.pipeline_stages import (
     LOSS_WEIGHT,
+    ParameterOwners,
     PipelineRoot,
     Stage,
     check_pipelined,

@@ -2,32 +2,286 @@
 
     memory = parameters + gradients + optimizer (4 + 4 + 8 bytes per parameter for Adam, divided by `shard`)
            + gathered weights (`shard`: two layers, weights outside of layers, and the gradients of a layer)
-           + activations (`predict_trace`), for the number of passes in flight (`peak_activations`)
+           + activations (`predict_activations`), for the number of passes in flight (`peak_activations`)
 
 The sum is an upper bound: gradients are complete only when the activations are freed, except for
 accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
+
+The communication is counted in bytes that a process sends in one step, by type; it receives the same number.
+For n processes in a ring and N bytes in total: an all-gather and a reduce-scatter send (n - 1) / n N each, an
+all-reduce both, 2 (n - 1) / n N (ZeRO, section 7).
+
+    shard      (and context, which also shards weights) weights of each layer twice per pass, forward and
+               backward, all others once; gradients once: stage 3 of ZeRO, 3 (n - 1) / n N instead of
+               2 (n - 1) / n N in data parallelism
+    data       gradients, or the shards of them that `shard` leaves, once per step
+    tensor     all-reduces of [B, T, E]: forward after each sub-layer, in the precision of products, and
+               again where layers are recomputed; backward, in float32, before each sub-layer, once for all
+               fused projections (Shoeybi et al. 2019, section 3, figure 4); for a divided vocabulary
+               [B, T, E] of the token vectors, and three numbers per token and [B, T, E] of the loss
+    context    the keys and values that the layout of the pattern requires, or all of them in a ring; and
+               their gradients back. Attention by feature maps: the sums of keys of every run to all
+               processes, and an all-reduce back
+    pipeline   [B, T, E] to the next stage and its gradient to the previous; and, once per step, gradients of
+               weights that several stages share, such as a tied token table
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 
+from polyformer.attention.functional.context_parallel import WORTH_A_RING
+from polyformer.attention.functional.key_exchange import choose_runs, find_needs
+from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.implied import implied
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import ContextParallel
+from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.context_parallel import runs_of_stack
 from polyformer.models.config import ModelConfig
-from polyformer.training.config import DIMENSIONS, ParallelConfig, PipelineSchedule
+from polyformer.nn.feedforward.experts import ExpertsConfig
+from polyformer.nn.feedforward.feedforward import ChunkedConfig, DenseConfig, FeedForwardConfig, GatedConfig
+from polyformer.nn.stack import AttentionConfig, StackConfig
+from polyformer.training.config import DIMENSIONS, ParallelConfig
 from polyformer.training.distributed.pipeline_stages import check_pipelined, num_layers, stacks, stage_spans
+from polyformer.training.distributed.predict_activations import (
+    SavedActivations,
+    loss_bytes,
+    peak_activations,
+    trace_activations,
+)
 from polyformer.training.distributed.predict_local import (
     FLOAT,
     LocalParameters,
     TrainingSetup,
     count_local_parameters,
+    local_vocabulary_rows,
     meta_model,
     tensor_parallel_config,
 )
-from polyformer.training.distributed.predict_trace import SavedActivations, trace_activations
-from polyformer.training.distributed.predict_traffic import Exchange, exchanges, key_exchanges
 from polyformer.training.distributed.tensor_parallel import check_tensor_parallel
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """Bytes that the busiest process sends in a step. dimension: of the mesh."""
+
+    dimension: str
+    what: str
+    sent: float
+
+
+def exchanges(
+    config: ModelConfig, setting: TrainingSetup, held: LocalParameters, again: bool
+) -> list[Exchange]:
+    """Return the communication of a step along every dimension of the mesh with several processes.
+
+    again: whether layers are recomputed.
+    """
+    sizes, passes = setting.sizes, setting.passes
+    vectors = FLOAT * setting.batch * (setting.length // sizes["context"]) * config.hidden_size  # [B, T, E]
+    forward = 2 if again else 1
+    rows = []
+    if (n := sizes["shard"] * sizes["context"]) > 1:
+        share, layers = (n - 1) / n, held.whole - held.rest
+        along = "shard" if sizes["context"] == 1 else "shard x context"
+        weights = FLOAT * share * (2 * layers + held.rest) * passes
+        rows += [
+            Exchange(along, "all-gather of weights", weights),
+            Exchange(along, "reduce-scatter of gradients", FLOAT * share * held.whole * passes),
+        ]
+    if (n := sizes["data"]) > 1:
+        rows.append(Exchange("data", "all-reduce of gradients", 2 * (n - 1) / n * FLOAT * held.part))
+    if (n := sizes["tensor"]) > 1:
+        sums, gradients = (number / sizes["pipeline"] for number in _sums(config))
+        inside = vectors * (forward * sums * setting.product_bytes / FLOAT + gradients)
+        inside += _vocabulary_sums(config, sizes, vectors, setting.product_bytes)
+        rows.append(Exchange("tensor", "all-reduce of activations", 2 * (n - 1) / n * inside * passes))
+    if sizes["context"] > 1:
+        keys = key_exchanges(tensor_parallel_config(config, sizes["tensor"]), setting)
+        for what in dict.fromkeys(layer.what for layer in keys):
+            own = [layer for layer in keys if layer.what == what]
+            read = sum(forward * layer.forward + layer.backward for layer in own)
+            back = sum(layer.gradients for layer in own)
+            rows += [
+                Exchange("context", what, read * passes),
+                Exchange("context", f"gradients of {what}", back * passes),
+            ]
+    if sizes["pipeline"] > 1:
+        hidden = vectors * _passed_on(config, sizes["pipeline"], setting.mesh.stages) * passes
+        rows.append(Exchange("pipeline", "hidden states and gradients", hidden))
+        if held.shared:
+            rows.append(
+                Exchange("pipeline", "all-reduce of gradients of shared weights", FLOAT * held.shared)
+            )
+    return rows
+
+
+def _passed_on(config: ModelConfig, processes: int, per_process: int) -> int:
+    """Return the number of vectors [B, T, E] that the busiest process of a pipeline sends per batch.
+
+    They are hidden states to the next stages, in the decoder together with those from the source, and the
+    same number of gradients to the previous stages, for all its stages.
+    """
+    layers = sum(stack.num_hidden_layers for stack in _stacks(config))
+    source = config.encoder.num_hidden_layers if config.encoder and config.decoder else layers
+    edges = [
+        0,
+        *(2 if span.start > source else 1 for span in stage_spans(layers, processes * per_process)[1:]),
+        0,
+    ]
+    sent = [before + after for before, after in itertools.pairwise(edges)]
+    return max(sum(sent[process::processes]) for process in range(processes))
+
+
+def _sums(config: ModelConfig) -> tuple[float, float]:
+    """Return the numbers of all-reduces of [B, T, E] over `tensor`: forward, and of gradients backward."""
+    forward, backward = 0.0, 0.0
+    for stack in _stacks(config):
+        crosses = stack is config.decoder and config.encoder is not None
+        for layer in range(stack.num_hidden_layers):
+            behind, read = _feedforward_sums(stack.feedforward.for_layer(layer), config.hidden_size)
+            forward += (2 if crosses else 1) + behind
+            backward += (4 if crosses else 1) + read  # keys and values of the source, and queries
+    return forward, backward
+
+
+def _vocabulary_sums(config: ModelConfig, sizes: Mapping[str, int], vectors: int, size: int) -> float:
+    """Return the bytes of the all-reduces over a vocabulary that is divided by `tensor`.
+
+    vectors: the bytes of [B, T, E]. size: bytes per element in products; the head of a masked language model
+    computes a product before its loss. In a pipeline token vectors and loss are in different stages: the
+    result is the larger of the two.
+    """
+    if local_vocabulary_rows(config, sizes["tensor"]) == config.vocab_size:
+        return 0
+    width, shape = config.embedding.width(config.hidden_size), config.head_shape()
+    token, loss = width * len(_stacks(config)), 0.0
+    if config.head.kind in ("language_model", "masked"):
+        part = size / FLOAT if config.head.kind == "masked" else 1
+        loss = 3 + part * (shape.table_size or shape.hidden_size)
+    return vectors * (max(token, loss) if sizes["pipeline"] > 1 else token + loss) / config.hidden_size
+
+
+def _feedforward_sums(part: FeedForwardConfig, hidden_size: int) -> tuple[float, float]:
+    """Return the same for one feed-forward; experts also sum the gradients of `top_k` gates per token."""
+    if isinstance(part, ExpertsConfig):
+        shared = part.shared_expert
+        forward, backward = (0, 0) if shared is None else _feedforward_sums(shared, hidden_size)
+        return forward + 1, backward + 1 + part.top_k / hidden_size
+    if isinstance(part, ChunkedConfig):
+        return _feedforward_sums(part.inner, hidden_size)
+    if isinstance(part, GatedConfig):
+        return 1, 2  # its first two matrices communicate separately
+    return (1, 1) if isinstance(part, DenseConfig) else (0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The keys of one layer and text that the busiest process sends or receives.
+
+    They are counted in the forward pass, the backward pass, and as gradients. process: the busiest process.
+    what: the type of the data.
+    """
+
+    forward: int
+    backward: int
+    gradients: int
+    process: int = 0
+    what: str = "keys and values"
+
+    def __mul__(self, number: int) -> "Keys":
+        forward, backward, gradients = self.forward, self.backward, self.gradients
+        return dataclasses.replace(
+            self, forward=number * forward, backward=number * backward, gradients=number * gradients
+        )
+
+
+def exchanged_keys(
+    pattern: Pattern | None,
+    length: int,
+    processes: int,
+    causal: bool,
+    rings: bool = True,
+    runs: tuple[tuple[Run, ...], ...] | None = None,
+) -> Keys:
+    """Return the keys that attention over a spread sequence communicates: the keys required by the layout.
+
+    If the layout requires half of the keys, all of them are sent in a ring instead, twice, followed by their
+    gradients (Liu et al. 2023, section 3). rings: whether the mechanism supports this; dropout does not.
+    runs: the slots of every process, by default as for a stack with only this pattern.
+    """
+    whole = Context(length, length, causal=causal)
+    runs = choose_runs([pattern], whole, processes) if runs is None else runs
+    shown = implied(whole)
+    seen = pattern if shown is None else shown if pattern is None else pattern & shown
+    needs = find_needs(seen, whole, SequenceShard(None, 0, runs))
+    if rings and processes > 2 and needs.part_needed() >= WORTH_A_RING:
+        part = -(-length // processes)
+        return Keys((processes - 1) * part, (processes - 1) * part, processes * part)
+    most = max(range(processes), key=needs.received)
+    return Keys(needs.received(most), 0, needs.received(most), most)
+
+
+def key_exchanges(config: ModelConfig, setting: TrainingSetup) -> list[Keys]:
+    """Return the bytes of keys, for all texts, for each attention, the encoder first.
+
+    config: of one of the `tensor` processes.
+    """
+    processes, calls = setting.mesh.context, list[Keys]()
+    if processes == 1:
+        return calls
+    for stack in _stacks(config):
+        crosses = stack is config.decoder and config.encoder is not None
+        known = dict[tuple[MechanismConfig, bool], Keys]()
+        whole = Context(setting.length, setting.length, causal=stack is config.decoder)
+        runs = runs_of_stack(stack, whole, processes)
+        for mechanism in map(stack.attention.mechanism.for_layer, range(stack.num_hidden_layers)):
+            reads = [
+                (mechanism, whole.causal),
+                *([(mechanism.cross(config.cross_attention), False)] if crosses else []),
+            ]
+            for read in reads:
+                if read not in known:
+                    known[read] = _exchanged(stack.attention, config.hidden_size, setting, *read, runs)
+                calls.append(known[read])
+    return calls
+
+
+def _exchanged(
+    attention: AttentionConfig,
+    hidden_size: int,
+    setting: TrainingSetup,
+    mechanism: MechanismConfig,
+    causal: bool,
+    runs: tuple[tuple[Run, ...], ...],
+) -> Keys:
+    """Return the bytes of one attention, either keys or sums over them."""
+    width = attention.width(hidden_size)
+    heads, kv_heads = attention.num_attention_heads, attention.kv_heads
+    own = mechanism.all_gathered_elements(heads, kv_heads, width, setting.length)
+    if own is not None:
+        sent = FLOAT * (len(runs) - 1) * len(runs[0]) * setting.batch * own  # from each process to all others
+        return Keys(sent, 0, 2 * sent, what="sums of keys")
+    rings = not getattr(mechanism, "dropout", 0)
+    keys = exchanged_keys(_first_pattern(mechanism, heads), setting.length, len(runs), causal, rings, runs)
+    return keys * (2 * setting.batch * kv_heads * width * setting.product_bytes)
+
+
+def _first_pattern(mechanism: MechanismConfig, heads: int) -> Pattern | None:
+    """Return the pattern of a mechanism at the start of training; learned spans change later."""
+    if isinstance(mechanism, AdaptiveSpanConfig):
+        return mechanism.pattern_of(heads * [mechanism.initial * mechanism.max_span])
+    return getattr(mechanism, "pattern", None)
+
+
+def _stacks(config: ModelConfig) -> list[StackConfig]:
+    return [stack for stack in (config.encoder, config.decoder) if stack is not None]
+
 
 PIPELINE_OPTIONS = "stages", "pipeline_schedule"
 """Options of a pipeline in addition to the number of processes."""
@@ -142,20 +396,6 @@ def _activations(
     return peak_activations(costs, *way), peak_activations(inputs, *way) + largest
 
 
-def loss_bytes(config: ModelConfig, tokens: int) -> int:
-    """Return the bytes that the chunked loss over the vocabulary keeps of `tokens` labelled tokens.
-
-    They are the gradients of hidden states and output matrix, which the forward pass computes, and the hidden
-    states themselves. The loss does not keep its logits. 0 for heads that predict few labels. A masked
-    language model labels one token in seven: gradients count for all tokens, hidden states for none.
-    """
-    if config.head.kind not in ("language_model", "masked"):
-        return 0
-    shape = config.head_shape()
-    rows = shape.vocab_size + (2 * tokens if config.head.kind == "language_model" else tokens)
-    return FLOAT * (shape.table_size or shape.hidden_size) * rows
-
-
 def parse_mesh(text: str) -> ParallelConfig:
     """Parse a mesh such as "data=8,shard=8"; raises `InputError` for other text."""
     values: dict[str, int | str] = {}
@@ -167,28 +407,3 @@ def parse_mesh(text: str) -> ParallelConfig:
             raise InputError(f"mesh: expected {name}=N once, with a number of processes, got {quote(text)}")
         values[name] = int(value) if value.isdigit() else value
     return ParallelConfig.from_dict(values, "mesh")
-
-
-def peak_activations(
-    costs: Sequence[int], process: int, processes: int, passes: int, schedule: PipelineSchedule
-) -> int:
-    """Return the maximum bytes that a process keeps at once in a step of `passes` microbatches.
-
-    Passes in flight: "gpipe" keeps all passes of a step; "1f1b" a pass for each stage from the current to the
-    last, with several stages those started in the interleaved order. Narayanan et al. 2021, section 2.2.
-
-    costs: bytes of one pass, for each of its stages in order. process: its rank along the pipeline.
-    """
-    if schedule == "gpipe":
-        return passes * sum(costs)
-    if len(costs) == 1:
-        return min(processes - process, passes) * costs[0]
-    together = passes // max(1, passes // processes)  # consecutive microbatches of one stage
-    warm_up = (len(costs) - 1) * together + 2 * (processes - 1 - process)
-    kept = most = 0
-    for number in range(len(costs) * passes):
-        kept += costs[number // together % len(costs)]
-        most = max(most, kept)
-        if number >= warm_up:
-            kept -= costs[-1 - (number - warm_up) // together % len(costs)]
-    return most

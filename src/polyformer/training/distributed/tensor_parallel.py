@@ -37,13 +37,13 @@ from polyformer.core.ops.linear import Linear, linear
 from polyformer.nn.feedforward.experts import Experts
 from polyformer.nn.feedforward.feedforward import Chunked, Dense, Gated
 from polyformer.nn.stack import Layer, MultiHeadAttention, Stack
-from polyformer.training.distributed.collectives import (
+from polyformer.training.distributed.fully_sharded import (
     all_reduce,
     copy_to_group,
     local_shard,
+    local_stacks,
     shard_parameter,
 )
-from polyformer.training.distributed.fully_sharded import local_stacks
 from polyformer.training.distributed.vocabulary_parallel import apply_vocabulary_parallel
 
 BY_DISTANCE = (Alibi, T5Bias, Shaw)

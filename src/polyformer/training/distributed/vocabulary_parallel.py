@@ -23,7 +23,7 @@ from polyformer.core.ops.int8 import Int8Weight, as_matrix
 from polyformer.core.ops.linear import linear
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads.vocabulary import VocabularyHead, VocabularyOutput
-from polyformer.training.distributed.collectives import (
+from polyformer.training.distributed.fully_sharded import (
     all_reduce,
     copy_to_group,
     local_shard,

@@ -2,7 +2,7 @@
 
 The recipe names the teacher (`distillation`), so that a distilled run is trained, resumed and read like any
 other run. The teacher is frozen and in evaluation mode, and is not saved with the model. See
-`polyformer.training.objectives.distillation` for the loss. The student is the same model with fewer layers,
+`polyformer.training.objectives` for the loss. The student is the same model with fewer layers,
 which are copied from the teacher.
 """
 
@@ -23,7 +23,7 @@ from polyformer.models.outputs import ModelOutput
 from polyformer.nn.feedforward import AlternateFeedForwardConfig
 from polyformer.nn.heads import ClassifyConfig, LanguageModelConfig, MaskedConfig, TagConfig
 from polyformer.nn.stack import StackConfig
-from polyformer.training.objectives.distillation import DistillationConfig, chosen_layers, distillation_loss
+from polyformer.training.objectives import DistillationConfig, chosen_layers, distillation_loss
 from polyformer.training.recipes.recipe import ModelChoice, Recipe
 from polyformer.training.recipes.run import Run
 from polyformer.training.tasks import Task, TaskWithData

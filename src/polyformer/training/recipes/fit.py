@@ -1,4 +1,16 @@
-"""The function `fit`: train the model of a recipe and save it in a folder."""
+"""The function `fit`: train the model of a recipe and save it in a folder; and `fit_stages`, several runs in
+turn.
+
+A new model starts from random weights, a checkpoint, an earlier run, a teacher, or with the word vectors of a
+file as token embeddings, optionally frozen (`--pretrained-vectors FILE`).
+
+Each stage of a staged training doubles text and window lengths and halves the learning rate: stage i (from 0)
+of a recipe has windows and rows 2^i times longer and a learning rate of lr / 2^i, and starts from the weights
+of the previous stage. Thus most updates are cheap, and the final model still has the full length. Beltagy et
+al. 2020 (Longformer), section 4.2. Every stage is a separate run, with its schedule from the start; longer
+rows mean fewer rows per batch. The first stage may start from a checkpoint. Tables of learned positions are
+extended between stages by copying (section 5).
+"""
 
 import dataclasses
 from contextlib import nullcontext
@@ -8,25 +20,79 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyformer.attention.patterns import Window
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core.argument_types import names_wrong_types
+from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig, Splits, Tokenizer, load
+from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
 from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
-from polyformer.models.architectures.pretrained import WEIGHTS, read_generation, save_config_files
-from polyformer.models.checkpoints import config_of, fit_tables, start_from
+from polyformer.models.architectures.pretrained import RECIPE, WEIGHTS, read_generation, save_config_files
+from polyformer.models.checkpoints import config_of, extend_positions, fit_tables, start_from
 from polyformer.models.initialization import Draw
 from polyformer.training import Result
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.engine import is_main
-from polyformer.training.lock import sole_writer
 from polyformer.training.loop import Training
 from polyformer.training.recipes.distill import DistillationTask, copy_teacher_layers
-from polyformer.training.recipes.pretrained_vectors import copy_vectors, freeze_vectors
-from polyformer.training.recipes.recipe import Recipe
+from polyformer.training.recipes.recipe import ModelChoice, Recipe, VectorsConfig
 from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
-from polyformer.training.tasks import Task, TaskWithData, Workers
-from polyformer.training.tasks.base import SINGLE_PROCESS
+from polyformer.training.run_control import sole_writer
+from polyformer.training.tasks import (
+    LanguageModellingConfig,
+    MaskedModellingConfig,
+    Task,
+    TaskWithData,
+    Workers,
+)
+from polyformer.training.tasks.evaluation import SINGLE_PROCESS
+
+
+def copy_vectors(config: VectorsConfig, model: Transformer, tokenizer: Tokenizer | None) -> str:
+    """Copy the vectors of words into the rows of their tokens in every token table; return a note.
+
+    The other rows do not change. Raises `InputError` for vectors with another width than the table, for an
+    adaptive (clustered) table, and in the cases of `read_word_vectors`.
+    """
+    if tokenizer is None:
+        raise InputError("vectors: this task reads no words; leave them out")
+    tables = _tables(model)
+    words = read_word_vectors(config.path, word_ids(tokenizer))
+    for table in tables:
+        if table.embedding_dim != words.width:
+            raise InputError(
+                f"vectors: {config.path} has vectors of {words.width} numbers, the token table of "
+                f"{table.embedding_dim}; use --model.embedding.size {words.width}, with a matrix from there "
+                "to hidden_size (in language models beside --model.tied false), or --model.hidden_size "
+                f"{words.width}"
+            )
+        with torch.no_grad():
+            ids, vectors = torch.from_numpy(words.ids), torch.from_numpy(words.vectors)
+            table.weight[ids] = vectors.to(table.weight)
+    covered, way = len(words.ids), "frozen" if config.frozen else "trained further"
+    return (
+        f"vectors of {config.path}: {covered:,} of {len(tokenizer):,} tokens are among its {words.words:,} "
+        f"words; the others begin at random, all are {way}"
+    )
+
+
+def freeze_vectors(model: Transformer) -> None:
+    """Freeze the token tables, including rows without a pretrained vector, and a tied output layer."""
+    for table in _tables(model):
+        table.weight.requires_grad_(False)
+
+
+def _tables(model: Transformer) -> list[nn.Embedding]:
+    tables = [table for table in (model.tokens, model.decoder_tokens) if table is not None]
+    plain = [table for table in tables if isinstance(table, nn.Embedding)]
+    if len(plain) < len(tables):
+        raise InputError(
+            "vectors: this model's token vectors are of several widths; leave out embedding.adaptive"
+        )
+    return plain
+
 
 REPEATED = "repeated"  # in run.json: held-out rows that repeat training rows, by split
 
@@ -122,7 +188,7 @@ def _fit(
         for folder, trained in models.items():
             save_config_files(trained, folder)
     model.labels = tuple(getattr(task, "labels", ()))  # not written: the recipe names them
-    if training.engine.mesh is None:
+    if training.engine.whole:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
     elif is_main():
         if task.finishes:  # otherwise a model too large for the device stays in its files
@@ -241,10 +307,7 @@ def _initialized_model(recipe: Recipe, config: AnyConfig, deferred: bool) -> tup
         if not deferred:
             model: Any = build_model(config)
             return model, None
-        from polyformer.training.distributed.deferred_initialization import (
-            deferred_draw,
-            deferred_initialization,
-        )
+        from polyformer.training.distributed.fully_sharded import deferred_draw, deferred_initialization
 
         with deferred_initialization():
             model = build_model(config)
@@ -296,3 +359,70 @@ def score(
         for name, split in rows.items()
         if split is not None
     }
+
+
+Staged = LanguageModellingConfig | MaskedModellingConfig
+
+
+def stages(recipe: Recipe, number: int) -> list[Recipe]:
+    """Return the recipes of `number` stages; the first is `recipe`.
+
+    Raises `InputError` for a number below 1, and for tasks other than `lm` and `mlm`.
+    """
+    if number < 1:
+        raise InputError(f"number: expected 1 stage or more, got {number}")
+    if not isinstance(recipe.task, Staged):
+        raise InputError(f"stages: expected the task 'lm' or 'mlm', got {quote(recipe.task.kind)}")
+    return [recipe, *(_stage(recipe, recipe.task, 2**i) for i in range(1, number))]
+
+
+def fit_stages(recipe: Recipe, out: str | Path, number: int) -> list[Fitted]:
+    """Train `number` stages in sequence, in the folders `out`/stage-1, `out`/stage-2, ...
+
+    Existing stages are continued: finished stages are skipped (and not returned), an interrupted stage is
+    resumed. Raises `InputError` for stages of another recipe.
+    """
+    fitted: list[Fitted] = []
+    start: Path | None = None
+    for i, stage in enumerate(stages(recipe, number), 1):
+        run = Run(Path(out) / f"stage-{i}")
+        started = (run.folder / RECIPE).is_file()
+        if started and run.recipe != stage:
+            raise InputError(f"{run.folder}: a stage of another recipe; choose another --out")
+        if not (started and run.finished and i < number):
+            fitted.append(fit(stage, run.folder, resume=started, start=start))
+        start = run.folder
+    return fitted
+
+
+def widen_windows(part: Any, factor: int) -> Any:
+    """Return `part`, a pattern or a configuration, with every window `factor` times wider.
+
+    The current token of a window counts with the tokens before it: a causal window of 256 becomes 512.
+    """
+    if isinstance(part, Window):
+        after = part.keys_after
+        before = part.before * factor if after else (part.before + 1) * factor - 1
+        return dataclasses.replace(part, before=before, after=after * factor)
+    if isinstance(part, tuple):
+        return tuple(widen_windows(layer, factor) for layer in part)
+    if not isinstance(part, Config | Pattern):
+        return part
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    changes = {name: widen_windows(value, factor) for name, value in fields.items()}
+    return dataclasses.replace(
+        part, **{name: value for name, value in changes.items() if value != fields[name]}
+    )
+
+
+def _stage(recipe: Recipe, task: Staged, factor: int) -> Recipe:
+    length = task.row_length * factor
+    config = recipe.model.config()
+    if recipe.model.pretrained is not None:  # the first stage may need more positions than the checkpoint
+        config = extend_positions(config, max(config.max_position_embeddings, task.row_length))
+    return dataclasses.replace(
+        recipe,
+        model=ModelChoice(options=widen_windows(config, factor).to_dict()),
+        task=dataclasses.replace(task, row_length=length, batch_tokens=max(task.batch_tokens, length)),
+        optimizer=dataclasses.replace(recipe.optimizer, lr=recipe.optimizer.lr / factor),
+    )

@@ -1,4 +1,7 @@
-"""Recipes for user data: a recipe for the guessed type of the data, adapted to them."""
+"""Recipes for user data: a recipe for the guessed type of the data, adapted to them.
+
+Another source for a finished run is read like the data of the run: the same columns, in its own format.
+"""
 
 import contextlib
 import itertools
@@ -11,14 +14,14 @@ from polyformer.attention.patterns import Local2D
 from polyformer.attention.patterns.base import contains
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.formats.guess import Guess, guess
+from polyformer.data.formats.guess import Guess, guess, guess_reading
 from polyformer.data.formats.images import SUFFIXES
 from polyformer.data.prepared.rows import is_prepared_source
 from polyformer.data.sources.origins import source_files
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.config import ModelConfig, max_positions
-from polyformer.training.recipes.recipe import ModelChoice, find_recipe, merged, with_changes
+from polyformer.training.recipes.recipe import ModelChoice, find_recipe, merged, with_changes, with_data
 from polyformer.training.recipes.sizes import with_sizes
 from polyformer.training.tasks import TaskConfig
 
@@ -298,3 +301,27 @@ def _sampled(recipe: dict[str, Any], options: dict[str, Any]) -> tuple[set[tuple
     chosen: list[Any] = list(itertools.islice(rows, SAMPLE))
     sizes = {(row["height"], row["width"]) for row in chosen}
     return sizes, [len(row["image"]) // (row["height"] * row["width"]) for row in chosen]
+
+
+def for_another_source(
+    config: DataConfig, path: str, changes: dict[str, Any], kind: str
+) -> tuple[DataConfig, list[str]]:
+    """Return the data options of a run for the source `path`, and a line for each guess in them.
+
+    config: the options of the run. changes: options that the user sets. kind: the kind of the task.
+    The names of columns stay those of the run, unless the source has a heading of its own.
+    """
+    before = config.to_dict()
+    data = {name: value for name, value in with_data(before, path).items() if value is not None}
+    if data["path"] == path:
+        data = {name: value for name, value in data.items() if name not in ("split", "validation", "test")}
+    data = merged(data, changes)
+    if data["path"] != path:  # a folder with the files that the run's options name
+        return DataConfig.from_dict(data, "data"), []
+    header = None if "header" in changes else before.get("header")
+    if header is not None:
+        data.pop("header", None)
+    guessed = guess_reading(path, data, kind, header)
+    columns = {**guessed.data.pop("columns", {}), **(data.get("columns") or {})}
+    data = {**data, **guessed.data, "columns": columns}
+    return DataConfig.from_dict(data, "data"), guessed.said

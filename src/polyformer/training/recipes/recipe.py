@@ -26,11 +26,17 @@ from polyformer.models.plugins import add_missing_imports
 from polyformer.models.presets import model_config, overridden
 from polyformer.nn.stack import AttentionConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
-from polyformer.training.objectives.distillation import DistillationConfig
-from polyformer.training.optimizers import AdamW
-from polyformer.training.recipes.pretrained_vectors import VectorsConfig
-from polyformer.training.schedules import Cosine
+from polyformer.training.objectives import DistillationConfig
+from polyformer.training.optimizers import AdamW, Cosine
 from polyformer.training.tasks import LanguageModellingConfig, TaskConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorsConfig(Config):
+    """A file of word2vec or GloVe vectors; `frozen`: the token table is not trained."""
+
+    path: str
+    frozen: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

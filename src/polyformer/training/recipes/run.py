@@ -24,27 +24,35 @@ from polyformer.core.foreign_checkpoints import gguf_file
 from polyformer.core.parsing import parse_json
 from polyformer.core.paths import checked_path
 from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
-from polyformer.data import Tokenizer
+from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizers.loading import load_tokenizer
-from polyformer.models.architectures import Transformer, build_model, load_pretrained, read_config
+from polyformer.models.architectures import (
+    Transformer,
+    VisionConfig,
+    build_model,
+    load_pretrained,
+    read_config,
+)
 from polyformer.models.architectures.pretrained import (
     CONFIG,
     RECIPE,
     RECORD,
     WEIGHTS,
+    label_names,
     read_generation,
     write_generation,
 )
-from polyformer.models.checkpoints import from_pretrained
-from polyformer.training.checkpoint import Checkpoints, load_model
-from polyformer.training.environment import choose_device, versions
+from polyformer.models.checkpoints import config_of, from_pretrained
+from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.machine import choose_device, versions
 from polyformer.training.recipes.recipe import Recipe
+from polyformer.training.restore import load_model
 from polyformer.training.state import step_of
-from polyformer.training.tasks import Task
+from polyformer.training.tasks import ImageClassification, ImageClassificationConfig, Task
 
 if TYPE_CHECKING:
-    from polyformer.training.recipes.writer import Writer
+    from polyformer.training.recipes.reader import Writer
 
 
 STEPS = "steps"  # in run.json after the end of training
@@ -175,7 +183,7 @@ class Run:
 
 def writer(folder: str | Path, kind: type[T], device: str = "auto") -> "tuple[T | Writer, Transformer]":
     """Return the writer for the task `kind` and the model in `folder`, a run or a checkpoint."""
-    from polyformer.training.recipes.writer import Writer
+    from polyformer.training.recipes.reader import Writer
 
     if is_checkpoint(folder):
         loaded = Writer(Path(folder), kind.command, choose_device(device))
@@ -304,3 +312,37 @@ def folder_of(out: str | Path, resume: bool) -> Run:
         way = f"continue it with --resume {run.folder}, or choose another --out"
         raise InputError(f"{run.folder} already holds a run; {way}")
     return run
+
+
+def image_classifier(folder: str | Path, device: str = "auto") -> tuple[ImageClassification, Any] | None:
+    """Return the task and the model in `folder`, or None if it is not an image classifier."""
+    folder = Path(folder)
+    if (folder / RECIPE).is_file():
+        run = Run.open(folder)
+        if not isinstance(run.recipe.task, ImageClassificationConfig):
+            return None
+        return run.task_of(ImageClassification), run.model(device)
+    config: Any = config_of(folder) if is_checkpoint(folder) else None
+    if not isinstance(config, VisionConfig):
+        return None
+    model = open_model(folder, device)
+    return task_of(model), model
+
+
+def task_of(model: Any) -> ImageClassification:
+    """Return the task that reads images like the model of a checkpoint."""
+    config: VisionConfig = model.config
+    each = config.num_channels
+    return ImageClassificationConfig(
+        labels=label_names(model),
+        image_size=config.image_size,
+        channels=each,
+        mean=config.mean * (each // len(config.mean)),
+        std=config.std * (each // len(config.std)),
+    ).build()
+
+
+def brought(task: ImageClassification) -> DataConfig:
+    """Return the data options that convert images to the size and the colour mode of `task`."""
+    mode = "grey" if task.config.channels == 1 else "rgb"
+    return DataConfig(image_size=task.size, image_mode=mode, streaming=True)

@@ -1,16 +1,27 @@
-"""Gymnasium environments by id, in the form that models require: vectors in, choices or vectors out."""
+"""Gymnasium environments by id, in the form that models require: vectors in, choices or vectors out.
 
+`Rollout` has the steps of a policy in them, in the form that training reads and carries from update to
+update.
+"""
+
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from polyformer.core.errors import QUOTED, InputError, quote, shortened
+from polyformer.core.state import State
 from polyformer.data.sources.minari import is_choice, is_vector
 from polyformer.models.plugins import is_imported
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 
 KNOWN = "gymnasium", "minigrid", "popgym"
 """Packages of environments and wrappers that a recipe may name; users must import others themselves."""
@@ -170,3 +181,51 @@ def _reason(error: Exception) -> str:
 
 def _shown(space: Any) -> str:
     return quote(" ".join(str(space).split()))
+
+
+MEMORY = "memory"
+"""The key of a policy's state in a tensordict."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout(State):
+    """N runs of T steps.
+
+    observations: [N, T, O]. starts: whether an episode begins. actions: [N, T], vectors [N, T, A].
+    log_probabilities: of the actions at the time of sampling. advantages, targets: [N, T], targets of the
+    values. memory: the state before the first step of each run.
+    """
+
+    observations: Tensor
+    starts: Tensor
+    actions: Tensor
+    log_probabilities: Tensor
+    advantages: Tensor
+    targets: Tensor
+    memory: State
+
+    def tensordict(self) -> "TensorDict":
+        """Return the steps under the names that TorchRL's losses use, [N, T]."""
+        from tensordict import TensorDict
+
+        runs = self.starts.shape
+        columns = {"is_init": self.starts, "advantage": self.advantages, "value_target": self.targets}
+        memory = {
+            name: tensor[:, None].expand(-1, runs[1], *tensor.shape[1:])
+            for name, tensor in tensors_of(self.memory).items()
+        }
+        return TensorDict(
+            {
+                "observation": self.observations,
+                "action": self.actions,
+                "action_log_prob": self.log_probabilities,
+                **{name: tensor[..., None] for name, tensor in columns.items()},
+                MEMORY: memory,
+            },
+            runs,
+        )
+
+
+def tensors_of(state: State) -> dict[str, Tensor]:
+    """Return a policy's state as tensors by the names of its fields."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}

@@ -29,8 +29,14 @@ from torchrl.objectives.value import GAE
 
 from polyformer.core.state import State
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.environments import make_environment, scale_actions, vector_environment
-from polyformer.training.rl.rollouts import MEMORY, Rollout, tensors_of
+from polyformer.training.rl.environments import (
+    MEMORY,
+    Rollout,
+    make_environment,
+    scale_actions,
+    tensors_of,
+    vector_environment,
+)
 
 
 class RecurrentTrunk(TensorDictModuleBase):

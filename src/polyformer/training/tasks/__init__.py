@@ -3,8 +3,7 @@
 from polyformer.core.registry import import_modules
 from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig
 from polyformer.training.tasks.agent import Agent, AgentConfig
-from polyformer.training.tasks.base import HeldOut, Task, TaskConfig, TaskWithData, Workers
-from polyformer.training.tasks.choose import MultipleChoice, MultipleChoiceConfig
+from polyformer.training.tasks.base import HeldOut, Task, TaskConfig, TaskWithData
 from polyformer.training.tasks.classify import (
     Classification,
     ClassificationConfig,
@@ -12,28 +11,55 @@ from polyformer.training.tasks.classify import (
     GroupedClassificationConfig,
     PairClassification,
     PairClassificationConfig,
+    PairRegression,
+    PairRegressionConfig,
+    Tagging,
+    TaggingConfig,
 )
 from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
-from polyformer.training.tasks.cpc import ContrastiveModelling, ContrastiveModellingConfig
-from polyformer.training.tasks.denoise import Denoising, DenoisingConfig
-from polyformer.training.tasks.electra import Electra, ElectraConfig
-from polyformer.training.tasks.extract import ExtractConfig, Extraction
-from polyformer.training.tasks.image import ImageConfig, ImageModelling
+from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks.evaluation import Workers
+from polyformer.training.tasks.image import (
+    ImageConfig,
+    ImageModelling,
+    SuperResolution,
+    SuperResolutionConfig,
+)
 from polyformer.training.tasks.labels import SingleLabelTask
 from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
-from polyformer.training.tasks.mlm import MaskedModelling, MaskedModellingConfig
-from polyformer.training.tasks.qa import QuestionAnswering, QuestionAnsweringConfig
-from polyformer.training.tasks.regress import PairRegression, PairRegressionConfig
-from polyformer.training.tasks.sentence_pairs import NextSentenceConfig, SentenceOrderConfig, SentencePairs
-from polyformer.training.tasks.seq2seq import SequenceToSequence, SequenceToSequenceConfig
-from polyformer.training.tasks.spans import SpanCorruption, SpanCorruptionConfig
-from polyformer.training.tasks.summarize import Summarization, SummarizationConfig
-from polyformer.training.tasks.super_resolution import SuperResolution, SuperResolutionConfig
-from polyformer.training.tasks.tag import Tagging, TaggingConfig
+from polyformer.training.tasks.masked import (
+    Electra,
+    ElectraConfig,
+    MaskedModelling,
+    MaskedModellingConfig,
+    TranslationModelling,
+    TranslationModellingConfig,
+)
+from polyformer.training.tasks.questions import (
+    MultipleChoice,
+    MultipleChoiceConfig,
+    QuestionAnswering,
+    QuestionAnsweringConfig,
+)
+from polyformer.training.tasks.sentences import (
+    ContrastiveModelling,
+    ContrastiveModellingConfig,
+    NextSentenceConfig,
+    SentenceOrderConfig,
+    SentencePairs,
+)
+from polyformer.training.tasks.seq2seq import (
+    ExtractConfig,
+    Extraction,
+    SequenceToSequence,
+    SequenceToSequenceConfig,
+    Summarization,
+    SummarizationConfig,
+    Translation,
+    TranslationConfig,
+)
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
-from polyformer.training.tasks.tlm import TranslationModelling, TranslationModellingConfig
-from polyformer.training.tasks.translate import Translation, TranslationConfig
 
 __all__ = [
     "ActionPrediction",

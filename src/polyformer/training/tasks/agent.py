@@ -25,7 +25,7 @@ from polyformer.core.state import State
 from polyformer.data import Splits
 from polyformer.data.rows.batching import Batch, NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
-from polyformer.training.rl.rollouts import Rollout
+from polyformer.training.rl.environments import Rollout
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
 
 if TYPE_CHECKING:

@@ -1,7 +1,17 @@
-"""Denoising: reconstruct corrupted text. Lewis et al. 2020 (BART), section 2.2.
+"""Corrupted text that a decoder restores.
 
-The encoder reads <bos> corrupted text <eos>; the decoder generates text <eos>, starting from <bos>. Documents
-longer than a row are split. The noise is redrawn in every epoch, and fixed for held-out text.
+    kind               encoder reads                    decoder generates
+    denoise            <bos> corrupted text <eos>       text <eos>, starting from <bos>
+    span_corruption    The cat <0> the <1> .            <0> sat on <1> mat
+
+The noise is redrawn in every epoch, and fixed for held-out text.
+
+**denoise**: Lewis et al. 2020 (BART), section 2.2. Documents longer than a row are split.
+
+**span_corruption**: Raffel et al. 2020 (T5), section 3.3.4. Documents are concatenated and split into texts
+with inputs of exactly `row_length` tokens, so that batches have no padding. The last span always ends the
+text, as in the released code: rows so short that they have one span lose their end. A tokenizer trained for
+this task includes the sentinels.
 """
 
 import dataclasses
@@ -10,13 +20,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from polyformer.data import Tokenizer
+from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.rows.batching import Corrupt, Row
 from polyformer.data.rows.masking import sentence_ends
-from polyformer.data.rows.noising import NoiseConfig, apply_noises
+from polyformer.data.rows.noising import (
+    SENTINELS,
+    NoiseConfig,
+    add_sentinels,
+    apply_noises,
+    corrupt_spans,
+    corrupted_lengths,
+    pieces,
+    sentinel_ids,
+    span_counts,
+    text_length,
+)
+from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
-from polyformer.training.tasks.masking import TokenPrediction
-from polyformer.training.tasks.text import TextTaskConfig, required
+from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.masked import TokenPrediction
+from polyformer.training.tasks.text import TextTaskConfig, required, starting_from_pad
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,3 +89,89 @@ class Denoising(TokenPrediction, config=DenoisingConfig):
             return {"input_ids": ids, "labels": row["input_ids"][1:]}
 
         return add_noise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanCorruptionConfig(TextTaskConfig):
+    """Span corruption (T5): generate the spans that were removed from a text."""
+
+    row_length: int = 128  # tokens of an input, including sentinels and <eos>
+    density: float = 0.15  # fraction of removed tokens
+    mean_span: float = 3.0  # mean length of a span, in tokens
+
+    shortest: ClassVar[int] = 3
+    kind: ClassVar[str] = "span_corruption"
+    paper: ClassVar[str] = "Raffel et al. 2020, section 3.3.4"
+
+    @property
+    def longest_row(self) -> tuple[str, int]:
+        """Return the length of a text before corruption."""
+        return "the tokens of a text before it is corrupted", self.text_length
+
+    @property
+    def text_length(self) -> int:
+        """Return the number of tokens of a text before corruption."""
+        return text_length(self.row_length, self.density, self.mean_span)
+
+    @property
+    def spans(self) -> int:
+        """Return the number of spans removed from a text."""
+        return span_counts(self.text_length, self.density, self.mean_span)[1]
+
+    def tokenizer(self, config: TokenizerConfig, rows: Rows) -> Tokenizer:
+        """Return the tokenizer with a sentinel for every span."""
+        return add_sentinels(super().tokenizer(config, rows), max(SENTINELS, self.spans))
+
+
+class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
+    """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
+
+    The metrics are loss, perplexity and accuracy.
+    """
+
+    config: SpanCorruptionConfig
+    stacks = "encoder-decoder"
+    head: HeadConfig = LanguageModelConfig()
+
+    def __init__(self, config: SpanCorruptionConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.eos = required(tokenizer.eos_id, "<eos>")
+        self.sentinels = sentinel_ids(tokenizer, config.spans)
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """Return the config; as in T5, the decoder starts from <pad> if the tokenizer has no <bos>."""
+        return starting_from_pad(super().adapt(config))
+
+    @property
+    def positions(self) -> int:
+        """Return the length of the longer of input and target."""
+        config = self.config
+        return max(corrupted_lengths(config.text_length, config.density, config.mean_span))
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return texts of exactly `text_length` tokens, or a single shorter text."""
+        texts = self.prepare_held_out(rows)
+        shorter = len(texts) > 1 and len(texts[-1]["input_ids"]) < self.config.text_length
+        return texts[:-1] if shorter else texts
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the concatenated documents, split into `text_length` tokens; the last may be shorter."""
+        encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
+        return [{"input_ids": text} for text in pieces(encoded, self.config.text_length)]
+
+    @property
+    def corrupt(self) -> Corrupt:
+        """Return a function that replaces each span by a sentinel, and uses the spans as labels."""
+
+        def remove_spans(row: Row, generator: np.random.Generator) -> Row:
+            ids, labels = corrupt_spans(
+                row["input_ids"],
+                generator,
+                sentinel_ids=self.sentinels,
+                eos_id=self.eos,
+                density=self.config.density,
+                mean_span=self.config.mean_span,
+            )
+            return {**row, "input_ids": ids, "labels": labels}
+
+        return remove_spans

@@ -31,9 +31,17 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.training import share_rows
-from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, TrainingBatches, Workers
-from polyformer.training.tasks.metrics import exp, loss_total, perplexity_metrics
-from polyformer.training.tasks.text import STREAMED_ROWS, TextTask, TextTaskConfig, required
+from polyformer.training.tasks.base import HeldOut, Rows, TrainingBatches
+from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
+from polyformer.training.tasks.text import (
+    STREAMED_ROWS,
+    TextTask,
+    TextTaskConfig,
+    exp,
+    loss_total,
+    perplexity_metrics,
+    required,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,75 @@
-"""Text tasks: texts for the tokenizer, rows of token ids, batches, and the vocabulary of the model."""
+"""Text tasks: texts for the tokenizer, rows of token ids, batches, sums, and the vocabulary of the model.
+
+    loss = nats / labels     perplexity = exp(loss)     accuracy = correct / labels
+
+A loss is in nats (natural logarithm) per label. Metrics are computed from sums over batches.
+"""
 
 import abc
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
+import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import batch_to_device
+from polyformer.core.host_values import IGNORED, batch_to_device
 from polyformer.core.ranges import check_range
+from polyformer.core.sequence.context_parallel import gather_sequence
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
 from polyformer.data.prepared.folder import FramedText
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, PreparedText
 from polyformer.data.rows.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.tokenizers.loading import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig, TrainingBatches
-from polyformer.training.tasks.metrics import loss_total, perplexity_metrics
+
+
+def exp(value: float) -> float:
+    """Return e^value, or infinity if it exceeds the largest float."""
+    return math.exp(value) if value < 700 else math.inf
+
+
+def stacked(*numbers: Tensor | float, device: torch.device) -> Tensor:
+    """Return `numbers` as one float64 vector."""
+    return torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
+
+
+def loss_total(loss: Tensor, count: int) -> Tensor:
+    """Return (sum of the loss, count) of a mean `loss` over `count` labels."""
+    return stacked(loss.double() * count, count, device=loss.device)
+
+
+def perplexity_metrics(nats: float, count: float) -> dict[str, float]:
+    """Return loss = nats / count and perplexity exp(loss)."""
+    loss = nats / max(count, 1)
+    return {"loss": loss, "perplexity": exp(loss)}
+
+
+def most_likely(output: ModelOutput) -> Tensor:
+    """Return the most probable class of every token, [..., T], gathered under context parallelism."""
+    return gather_sequence(output.logits.argmax(-1), output.slots)
+
+
+def prediction_totals(output: ModelOutput, labels: Tensor) -> Tensor:
+    """Return (sum of the loss, correct predictions, labels) over labels [...] that are not `IGNORED`."""
+    assert output.loss is not None
+    count = (labels != IGNORED).sum()
+    correct = (most_likely(output) == labels).sum()  # IGNORED is not a token, so it never matches
+    return stacked(output.loss.double() * count, correct, count, device=labels.device)
+
+
+def prediction_metrics(nats: float, correct: float, count: float) -> dict[str, float]:
+    """Return loss, perplexity and accuracy = correct / count."""
+    return {**perplexity_metrics(nats, count), "accuracy": correct / max(count, 1)}
+
 
 STREAMED_ROWS = 10_000  # maximum number of rows of streamed validation data
 

@@ -40,9 +40,10 @@ from polyformer.data.rows.noising import (
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
-from polyformer.training.tasks.base import SINGLE_PROCESS, HeldOut, Rows, Workers
-from polyformer.training.tasks.metrics import exp, loss_total
+from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
+from polyformer.training.tasks.text import exp, loss_total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

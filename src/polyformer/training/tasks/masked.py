@@ -1,35 +1,187 @@
-"""The pre-training of ELECTRA: a generator replaces tokens, the model detects them. Clark et al. 2020.
+"""Tasks that predict masked tokens.
 
-    loss = generator's masked language modelling + detection_weight * the model's replaced-token detection
+    kind      row                                        loss
+    mlm       <cls> text <sep>, packed                   cross-entropy of the masked tokens
+    tlm       <cls> source <sep> <cls> target <sep>      cross-entropy of the masked tokens
+    electra   as mlm                                     generator's mlm + detection_weight * the model's
+                                                           replaced-token detection
 
-The model of the run is the discriminator. The generator has the same depth and a fraction of the width,
-shares the embeddings (token and position tables, token types and norm, section 3.2) and is saved in a
-subfolder. See `polyformer.training.objectives.detection` for the replaced tokens. Rows and masks are the same
-as in masked language modelling, but every chosen token becomes <mask> (section 2; the released code keeps 15
-% of them).
+**mlm**, masked language modelling. Devlin et al. 2019, section 3.1, task 1. Documents are packed into rows
+and do not attend to each other, or have separate rows, for attention that cannot separate packed documents.
+Masked tokens are redrawn in every epoch (Liu et al. 2019, section 4.1) unless `masking` is static; they are
+fixed for held-out text.
+
+**tlm**, translation language modelling. Tokens are masked on both sides; positions restart in the second
+language, and every token has a language id. Relative position schemes do not restart. Longer pairs are
+truncated. Lample and Conneau 2019 (XLM), section 3.4.
+
+**electra**: a generator replaces tokens, the model detects them. Clark et al. 2020. The model of the run is
+the discriminator. The generator has the same depth and a fraction of the width, shares the embeddings (token
+and position tables, token types and norm, section 3.2) and is saved in a subfolder. See
+`polyformer.training.objectives` for the replaced tokens. Every chosen token becomes <mask> (section 2; the
+released code keeps 15 % of them).
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Learned
 from polyformer.core.host_values import IGNORED
-from polyformer.core.ranges import PositiveFloat, PositiveShare
-from polyformer.data import MaskingConfig
-from polyformer.data.rows.batching import Batch
+from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveShare
+from polyformer.data import Masking, MaskingConfig, Tokenizer, pack
+from polyformer.data.rows.batching import Batch, Corrupt, Row
+from polyformer.data.rows.pairs import translation_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.feedforward import SizedConfig
 from polyformer.nn.heads import DetectConfig, HeadConfig, MaskedConfig
-from polyformer.training.objectives.detection import draw, replaced
-from polyformer.training.tasks.masking import MaskedDocuments, MaskedDocumentsConfig
-from polyformer.training.tasks.metrics import exp, stacked
+from polyformer.training.objectives import draw, replaced
+from polyformer.training.tasks.text import (
+    EncoderTask,
+    TextTask,
+    TextTaskConfig,
+    exp,
+    prediction_metrics,
+    prediction_totals,
+    required,
+    stacked,
+    with_tables,
+)
+
+
+class TokenPrediction(TextTask):
+    """A task measured at the labelled tokens: loss (nats per token), perplexity exp(loss), accuracy."""
+
+    corrupts_held_out = True
+    sums = 3
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return (sum of the loss, correct predictions, labels)."""
+        return prediction_totals(model(**batch), batch["labels"])
+
+    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return loss, perplexity and accuracy."""
+        return prediction_metrics(*totals)
+
+
+class MaskingTask(EncoderTask):
+    """A task that masks tokens according to the `masking` of its configuration."""
+
+    corrupts_held_out = True
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of `prepare_held_out`; with static masking, one copy of them per mask."""
+        return self.masking.copies(self.prepare_held_out(rows))
+
+    @property
+    def corrupt(self) -> Corrupt:
+        """Return the function that masks tokens."""
+        return self.masking.corrupt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedDocumentsConfig(TextTaskConfig):
+    """Options of tasks that mask tokens of documents."""
+
+    row_length: int = 128  # tokens per row
+    packed: bool = True  # False: no row contains parts of two documents
+    masking: MaskingConfig = MaskingConfig()
+
+
+class MaskedDocuments(MaskingTask):
+    """A task that masks tokens of documents, each <cls> text <sep>."""
+
+    config: MaskedDocumentsConfig
+
+    @property
+    def packs_documents(self) -> bool:
+        """Return whether the configuration packs documents."""
+        return self.config.packed
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
+        return (
+            (self.cls, self.sep) if self.packs_documents and not self.config.masking.static_copies else None
+        )
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows of at most `row_length` tokens: packed documents, or each in separate rows."""
+        length = self.config.row_length
+        documents = [[self.cls, *ids, self.sep] for ids in self.encoded(rows)]
+        if self.config.packed:
+            return list(pack(documents, length, pad_id=self.collate.pad_id))
+        pieces = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
+        return [{"input_ids": np.asarray(piece, np.int32)} for piece in pieces]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedModellingConfig(MaskedDocumentsConfig):
+    """Masked language model (BERT): predict the masked tokens of a text."""
+
+    kind: ClassVar[str] = "mlm"
+    paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
+
+
+class MaskedModelling(TokenPrediction, MaskedDocuments, config=MaskedModellingConfig):
+    """Masked language modelling, with metrics over the masked tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
+    """
+
+    head: HeadConfig = MaskedConfig()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationModellingConfig(TextTaskConfig):
+    """Translation language model (XLM): predict masked tokens of a text joined to its translation."""
+
+    max_length: int = 256  # tokens of a pair, including its four special tokens
+    masking: MaskingConfig = MaskingConfig()
+    languages: tuple[NonNegativeInt, NonNegativeInt] = (0, 1)  # of source and target, in the model's table
+
+    needs: ClassVar[tuple[str, ...]] = ("source", "target")
+    text_columns: ClassVar[tuple[str, ...]] = ("source", "target")
+    length_option: ClassVar[str] = "max_length"
+    shortest: ClassVar[int] = 6
+    kind: ClassVar[str] = "tlm"
+    paper: ClassVar[str] = "Lample and Conneau 2019, section 3.4"
+
+
+class TranslationModelling(TokenPrediction, MaskingTask, config=TranslationModellingConfig):
+    """Translation language modelling, with metrics over the masked tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
+    """
+
+    config: TranslationModellingConfig
+    head: HeadConfig = MaskedConfig()
+
+    def adapt(self, config: ModelConfig) -> ModelConfig:
+        """Return the config with an embedding for at least the two languages."""
+        return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
+
+    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+        """Return each pair as one row, truncated to `max_length` tokens."""
+        sources, targets = (
+            self.tokenizer.encode_batch([row[side] for row in rows]) for side in self.config.needs
+        )
+        ends = {"begin_id": self.cls, "end_id": self.sep}
+        options = {"languages": self.config.languages, "length": self.config.max_length}
+        return [translation_row(*pair, **ends, **options) for pair in zip(sources, targets)]
+
 
 GENERATOR = "generator"
 """The subfolder of the generator in the folder of a run."""

@@ -1,4 +1,4 @@
-"""Memory of saved activations of a training pass, traced on the `meta` device without computation.
+"""The memory of the activations that a training pass saves, traced on the `meta` device without computation.
 
 The trace runs the model's own forward pass, so every member is counted as implemented. Three things differ
 from the real device and are corrected: autocast, which does not support `meta`; dropout, which keeps a mask
@@ -14,11 +14,13 @@ For a layer as in GPT-2, per token, with B T tokens, hidden size E, inner size F
 (norms keep their input, mean and deviation; under autocast queries, keys and values each have a copy of
 their input). Korthikanti et al. 2022, section 4.1, count the same for attention that keeps its scores:
 34 E + 5 H T bytes per token; flash attention (Dao et al. 2022) saves the 5 H T.
+
+The chunked loss over the vocabulary is counted by its formula, and a pipeline by the passes in flight.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +35,8 @@ from polyformer.core.sequence.context_parallel import ContextParallel, use_conte
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.stack import Layer, StackConfig
-from polyformer.training.distributed.predict_local import meta_model
+from polyformer.training.config import PipelineSchedule
+from polyformer.training.distributed.predict_local import FLOAT, meta_model
 
 PRODUCTS = {
     F.linear,
@@ -249,3 +252,42 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """Raise: the trace has no backward pass."""
         raise NotImplementedError
+
+
+def loss_bytes(config: ModelConfig, tokens: int) -> int:
+    """Return the bytes that the chunked loss over the vocabulary keeps of `tokens` labelled tokens.
+
+    They are the gradients of hidden states and output matrix, which the forward pass computes, and the hidden
+    states themselves. The loss does not keep its logits. 0 for heads that predict few labels. A masked
+    language model labels one token in seven: gradients count for all tokens, hidden states for none.
+    """
+    if config.head.kind not in ("language_model", "masked"):
+        return 0
+    shape = config.head_shape()
+    rows = shape.vocab_size + (2 * tokens if config.head.kind == "language_model" else tokens)
+    return FLOAT * (shape.table_size or shape.hidden_size) * rows
+
+
+def peak_activations(
+    costs: Sequence[int], process: int, processes: int, passes: int, schedule: PipelineSchedule
+) -> int:
+    """Return the maximum bytes that a process keeps at once in a step of `passes` microbatches.
+
+    Passes in flight: "gpipe" keeps all passes of a step; "1f1b" a pass for each stage from the current to the
+    last, with several stages those started in the interleaved order. Narayanan et al. 2021, section 2.2.
+
+    costs: bytes of one pass, for each of its stages in order. process: its rank along the pipeline.
+    """
+    if schedule == "gpipe":
+        return passes * sum(costs)
+    if len(costs) == 1:
+        return min(processes - process, passes) * costs[0]
+    together = passes // max(1, passes // processes)  # consecutive microbatches of one stage
+    warm_up = (len(costs) - 1) * together + 2 * (processes - 1 - process)
+    kept = most = 0
+    for number in range(len(costs) * passes):
+        kept += costs[number // together % len(costs)]
+        most = max(most, kept)
+        if number >= warm_up:
+            kept -= costs[-1 - (number - warm_up) // together % len(costs)]
+    return most

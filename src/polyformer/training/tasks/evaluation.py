@@ -1,24 +1,28 @@
-"""Cached results of an evaluation in files, so that an interrupted evaluation can resume.
+"""Evaluations that processes share, with cached results.
 
-The key of a result is the digest of everything that it depends on: the model, its settings and the batch or
-text. Another model, other data or another batch size therefore has other keys, and any number of processes
-can use the results of any earlier number: each process appends to a separate file, and reads all files at the
-start.
+The results of an evaluation can be cached in files, so that an interrupted evaluation can resume. The key of
+a result is the digest of everything that it depends on: the model, its settings and the batch or text.
+Another model, other data or another batch size therefore has other keys, and any number of processes can use
+the results of any earlier number: each process appends to a separate file, and reads all files at the start.
 """
 
 import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyformer.core.files import open_file, reading, writing
+from polyformer.training import share
+from polyformer.training.machine import ReplicaGroup
+from polyformer.training.task import EvaluationGroup
 
 CHUNK = 64
 """Number of texts that are computed together; an interruption loses at most these results."""
@@ -115,3 +119,48 @@ def update_digest(digest: hashlib.blake2b, value: Any) -> None:
             update_digest(digest, item)
     else:
         digest.update(f"{type(value).__name__} {json.dumps(value)}".encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The processes of an evaluation, by default a single process.
+
+    `add` sums a tensor over them, `gather` concatenates their lists, in every process. Cached `results` are
+    not computed again.
+    """
+
+    rank: int = 0
+    world: int = 1
+    add: Callable[[Tensor], Tensor] = lambda total: total
+    gather: Callable[[list[Any]], list[Any]] = lambda values: values
+    results: CachedResults | None = None
+
+    @classmethod
+    def of(cls, accelerator: EvaluationGroup) -> Self:
+        """Return the processes of `accelerator`."""
+        if accelerator.num_processes == 1:
+            return cls()
+        from accelerate.utils import gather_object
+
+        add = partial(accelerator.reduce, reduction="sum")
+        # Of the processes that share a replica each has the same values, which count once.
+        gather = accelerator.gather_lists if isinstance(accelerator, ReplicaGroup) else gather_object
+        return cls(accelerator.process_index, accelerator.num_processes, add, gather)  # type: ignore[arg-type]
+
+    def total(self, function: Callable[[Any], Tensor], batches: Iterable[Any], zero: Tensor) -> list[float]:
+        """Return `zero` plus the sum of `function(batch)` over all batches, computed in shares."""
+        known = function if self.results is None else partial(self.results.tensor, function)
+        for batch in share(batches, 0, self.rank, self.world):
+            zero = zero + known(batch).to(zero.device)
+        return self.add(zero).tolist()
+
+    def each(self, function: Callable[[list[Any]], Sequence[Any]], items: Sequence[Any]) -> list[Any]:
+        """Return `function(items)`, a result per item in order, in every process, computed in shares."""
+        own = range(self.rank, len(items), self.world)
+        known = function if self.results is None else partial(self.results.each, function)
+        values = known([items[number] for number in own]) if own else []
+        return [value for _, value in sorted(self.gather([*zip(own, values)]), key=lambda pair: pair[0])]
+
+
+SINGLE_PROCESS = Workers()
+"""A single process."""
