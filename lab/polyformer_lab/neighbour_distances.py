@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.retrieval.flat import squared_distances
 from polyformer.applications.retrieval.neighbours import without
+from polyformer.applications.retrieval.search import squared_distances
 from polyformer.core.files import write_json
 from polyformer.core.ranges import PositiveFloat
 from polyformer.data.rows.neighbours import ABOUT, ROWS, NeighbourInfo

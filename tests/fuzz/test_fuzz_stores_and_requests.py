@@ -23,10 +23,10 @@ from torch import nn
 
 import polyformer
 from gguf_files import Kind, write
-from polyformer.applications.retrieval.index import IndexConfig, make_index
-from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import IndexConfig, make_index
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.cli.commands import options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats.readers import read_parquet

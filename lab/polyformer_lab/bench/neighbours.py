@@ -15,21 +15,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyformer.applications.retrieval.entries import KEYS, VALUES
-from polyformer.applications.retrieval.flat import as_tensor, nearest
-from polyformer.applications.retrieval.index import IndexConfig, imported_faiss, make_index
-from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.milvus_server import Address, Server
-from polyformer.applications.retrieval.milvus_store import (
+from polyformer.applications.retrieval.entries import KEYS, VALUES, Manifest
+from polyformer.applications.retrieval.milvus import (
     MANIFEST_ROW,
+    Address,
     MilvusStore,
     MilvusWriter,
+    Server,
     create_entries,
     open_in_milvus,
     sole_builder,
 )
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import (
+    IndexConfig,
+    as_tensor,
+    imported_faiss,
+    make_index,
+    nearest,
+)
 from polyformer.applications.retrieval.store import FolderStore, open_folder
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
 from polyformer.core.measuring import time_once

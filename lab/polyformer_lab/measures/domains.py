@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from polyformer.applications.retrieval.mixture import measured
 from polyformer.applications.retrieval.readers import open_reader
-from polyformer.applications.retrieval.scoring import measured
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.training.tasks.metrics import exp
 from polyformer_lab.cells import Cell, Row, measurement, preparation

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polyformer.applications.exits.texts import generate_texts, translation_generator
+from polyformer.applications.exits import generate_texts, translation_generator
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
 from polyformer.training.tasks import Translation

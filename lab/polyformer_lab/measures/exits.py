@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from polyformer.applications.exits.calibrate import exits_of
-from polyformer.applications.exits.texts import ROWS, RougeL, continuation_generator, generate_texts
+from polyformer.applications.exits import ROWS, RougeL, continuation_generator, exits_of, generate_texts
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained

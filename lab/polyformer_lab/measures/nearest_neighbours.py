@@ -6,13 +6,12 @@ from pathlib import Path
 from torch import Tensor
 
 from polyformer.applications.retrieval.build import build, manifest_of
-from polyformer.applications.retrieval.index import IndexConfig, make_index
-from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.mixture import measured
 from polyformer.applications.retrieval.neighbours import Text
-from polyformer.applications.retrieval.readers import ContextReader, open_reader
-from polyformer.applications.retrieval.scoring import measured
+from polyformer.applications.retrieval.readers import ContextReader, Reading, open_reader
+from polyformer.applications.retrieval.search import IndexConfig, make_index
 from polyformer.applications.retrieval.store import FolderStore, open_folder
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig
 from polyformer.data.sources.checks import fingerprint

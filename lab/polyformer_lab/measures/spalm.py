@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from polyformer.applications.retrieval.build import keys_of
+from polyformer.applications.retrieval.mixture import STEPS, Targets, batched, spread, target_shares
 from polyformer.applications.retrieval.neighbours import Text, find
-from polyformer.applications.retrieval.readers import open_reader
-from polyformer.applications.retrieval.scoring import STEPS, Targets, batched, spread, target_shares
+from polyformer.applications.retrieval.readers import open_reader, windows
 from polyformer.applications.retrieval.store import FolderStore, open_folder
-from polyformer.applications.retrieval.windows import windows
 from polyformer.core.host_values import IGNORED
 from polyformer.data import DataConfig
 from polyformer.data.sources.checks import fingerprint

@@ -16,8 +16,7 @@ from polyformer.core.limits import NEW_TOKENS
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from polyformer.applications.exits.calibrate import ThresholdTest
-    from polyformer.applications.exits.texts import Write
+    from polyformer.applications.exits import ThresholdTest, Write
     from polyformer.cli.commands.model_and_texts import ModelAndTexts
 
 EXAMPLES = """examples:
@@ -63,8 +62,7 @@ class CalibrateOptions:
 
 def run(options: CalibrateOptions) -> None:
     """Print the tests and save the threshold."""
-    from polyformer.applications.exits import CalibrateConfig, calibrate
-    from polyformer.applications.exits.calibrate import check_texts, exits_of
+    from polyformer.applications.exits import CalibrateConfig, calibrate, check_texts, exits_of
     from polyformer.cli.commands.model_and_texts import load
     from polyformer.core.files import atomic_write
     from polyformer.core.ops.cpu import model_threads
@@ -120,7 +118,7 @@ def writing(options: CalibrateOptions, source: "ModelAndTexts") -> "tuple[Write,
     """Return the function that generates the texts, and the references."""
     from itertools import islice
 
-    from polyformer.applications.exits.texts import continuation_generator, translation_generator
+    from polyformer.applications.exits import continuation_generator, translation_generator
     from polyformer.cli.commands.model_and_texts import texts, token_rows
     from polyformer.training.recipes.run import writer
     from polyformer.training.tasks import Translation

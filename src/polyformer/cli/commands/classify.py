@@ -46,7 +46,7 @@ class ClassifyOptions:
 def run(options: ClassifyOptions) -> None:
     """Print labels and probabilities, or the numbers of a regression."""
     from polyformer.applications.loaded import load_for
-    from polyformer.applications.loaded.classifiers import ImageClassifier
+    from polyformer.applications.loaded.load import ImageClassifier
     from polyformer.core.ops.cpu import model_threads
 
     loaded = load_for(options.run, "classify", options.device)

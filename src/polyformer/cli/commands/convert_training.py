@@ -14,7 +14,7 @@ FIT_LENGTH = 256
 
 def fit(options: Any, model: "Transformer") -> None:
     """Fit the exits of `model` to the text --fit in place; print the errors left."""
-    from polyformer.applications.exits.fitting import fit_exits, fittable_exits
+    from polyformer.applications.exit_fitting import fit_exits, fittable_exits
 
     fittable_exits(model)
     if options.fit_tokens < 2 * FIT_LENGTH:
@@ -39,8 +39,7 @@ TRANSFER_LENGTH = 512
 
 def learn_attention(options: Any, old: "Transformer", new: "Transformer") -> "Transformer":
     """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
-    from polyformer.applications.linearizing import check_tunable, transfer_attention, tune_low_rank
-    from polyformer.applications.linearizing.steps import Steps
+    from polyformer.applications.linearizing import Steps, check_tunable, transfer_attention, tune_low_rank
     from polyformer.training.recipes.run import choose_device
 
     # The transfer takes minutes, so a model that cannot be tuned is refused before it.

@@ -101,10 +101,8 @@ def run(options: DatastoreOptions) -> None:
 
 def build_store(options: DatastoreOptions) -> None:
     """Build the store, or resume an interrupted build."""
-    from polyformer.applications.retrieval.build import build, manifest_of
-    from polyformer.applications.retrieval.merge import part_folder
-    from polyformer.applications.retrieval.milvus_server import Address
-    from polyformer.applications.retrieval.milvus_store import build_in_milvus
+    from polyformer.applications.retrieval.build import build, manifest_of, part_folder
+    from polyformer.applications.retrieval.milvus import Address, build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.ops.cpu import model_threads
 
@@ -155,8 +153,8 @@ def parts_of(options: DatastoreOptions) -> tuple[int, int]:
 
 def merge_parts(options: DatastoreOptions) -> None:
     """Join the parts of a store."""
-    from polyformer.applications.retrieval.merge import merge
-    from polyformer.applications.retrieval.milvus_server import Address
+    from polyformer.applications.retrieval.build import merge
+    from polyformer.applications.retrieval.milvus import Address
 
     if Address.of(options.name) is not None:
         raise InputError(f"{options.name}: parts on a server already form one store; nothing to merge")
@@ -166,9 +164,8 @@ def merge_parts(options: DatastoreOptions) -> None:
 
 def index_store(options: DatastoreOptions) -> None:
     """Build an index and print its recall."""
-    from polyformer.applications.retrieval.index import IndexConfig, make_index
-    from polyformer.applications.retrieval.milvus_server import Address
-    from polyformer.applications.retrieval.milvus_store import index_in_milvus, open_in_milvus
+    from polyformer.applications.retrieval.milvus import Address, index_in_milvus, open_in_milvus
+    from polyformer.applications.retrieval.search import IndexConfig, make_index
     from polyformer.applications.retrieval.store import open_folder
 
     address, folder = Address.of(options.name), Path(options.name)
@@ -190,9 +187,9 @@ def index_store(options: DatastoreOptions) -> None:
 
 def find_neighbours(options: DatastoreOptions) -> None:
     """Search the neighbours of every token of the text, or resume an interrupted search."""
+    from polyformer.applications.retrieval import open_store
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.applications.retrieval.stores import open_store
     from polyformer.core.ops.cpu import model_threads
 
     required(options, "text", "datastore", "out")
@@ -207,7 +204,7 @@ def find_neighbours(options: DatastoreOptions) -> None:
 
 def verify_store(options: DatastoreOptions) -> None:
     """Compare a store or a part with its checksums."""
-    from polyformer.applications.retrieval.milvus_server import Address
+    from polyformer.applications.retrieval.milvus import Address
     from polyformer.applications.retrieval.store import verify
 
     if Address.of(options.name) is not None:

@@ -12,16 +12,16 @@ from polyformer.core.errors import InputError
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval import MixtureConfig, Store
-    from polyformer.applications.retrieval.scoring import Targets
+    from polyformer.applications.retrieval.mixture import Targets
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks.base import Task, Workers
 
 
 def measure(options: Any) -> None:
     """Print a table of perplexities, and the time per token."""
+    from polyformer.applications.retrieval import open_store
+    from polyformer.applications.retrieval.mixture import measured
     from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.applications.retrieval.scoring import measured
-    from polyformer.applications.retrieval.stores import open_store
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.report import table
 
@@ -49,7 +49,7 @@ def check(options: Any) -> None:
 def tuned(options: Any, reader: Any, store: "Store", rows: list[Any]) -> "MixtureConfig":
     """Return the best mixture for --tune and save it in the store; add its perplexity to `rows`."""
     from polyformer.applications.retrieval import MixtureConfig
-    from polyformer.applications.retrieval.scoring import measured
+    from polyformer.applications.retrieval.mixture import measured
 
     assert options.tune is not None
     neighbours = MixtureConfig().neighbours if options.neighbours is None else options.neighbours
@@ -127,10 +127,8 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
     """
     import torch
 
-    from polyformer.applications.retrieval.cached import cache_policy, cached_log_p
-    from polyformer.applications.retrieval.readers import open_reader
-    from polyformer.applications.retrieval.scoring import batched, contexts
-    from polyformer.applications.retrieval.windows import windows
+    from polyformer.applications.retrieval.mixture import batched, contexts
+    from polyformer.applications.retrieval.readers import cache_policy, cached_log_p, open_reader, windows
     from polyformer.cli.commands.processes import report, resumable
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.recipes.report import table
@@ -169,9 +167,9 @@ def measure_checkpoint(options: Any, shared: "Workers") -> None:
 @contextmanager
 def with_neighbours(options: Any, run: "Run", parts: Mapping[str, Sequence[Any]]) -> "Iterator[Task]":
     """Yield the run's task (SPALM) with the neighbours of `parts`, the rows of text by their files."""
+    from polyformer.applications.retrieval import open_store
     from polyformer.applications.retrieval.neighbours import find
     from polyformer.applications.retrieval.readers import open_own_reader
-    from polyformer.applications.retrieval.stores import open_store
     from polyformer.data import DataConfig
     from polyformer.data.sources.checks import fingerprint
     from polyformer.training.tasks import LanguageModelling

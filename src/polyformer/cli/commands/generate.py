@@ -229,7 +229,7 @@ def mixture_for(options: GenerateOptions, reader: "ContextReader") -> "KnnMixtur
 def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") -> None:
     """Print the prompts and their continuations by a model that only transformers can load."""
     from polyformer.applications.loaded.writers import shown_prompt
-    from polyformer.applications.retrieval.by_transformers import generate
+    from polyformer.applications.retrieval.mixture import generate
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.ops.cpu import model_threads
     from polyformer.models.generation import TextStreamer

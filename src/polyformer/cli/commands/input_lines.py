@@ -81,7 +81,7 @@ def check_standard_input() -> None:
 
 def whole_text(file: str) -> str:
     """Return the text of `file` without line ends at its end; raise `InputError` if there is none."""
-    from polyformer.applications.loaded.inputs import Verbatim
+    from polyformer.applications.loaded.base import Verbatim
 
     if file == STANDARD_INPUT:
         text = "".join(_standard_lines()).removeprefix("\ufeff")
@@ -125,7 +125,7 @@ def _standard_lines() -> Iterator[str]:
 
 def _in_batches(lines: Iterable[str]) -> Iterator[list[Any]]:
     """Yield `lines` without their ends in lists of at most `LINES`."""
-    from polyformer.applications.loaded.inputs import Verbatim
+    from polyformer.applications.loaded.base import Verbatim
 
     # A byte order mark, as in files, is no part of the first text.
     texts = (
@@ -149,7 +149,7 @@ def _with_note(batches: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
     """Return the texts before and after the tab of each line; raise `InputError` for other lines."""
-    from polyformer.applications.loaded.inputs import Verbatim
+    from polyformer.applications.loaded.base import Verbatim
 
     pairs = [[*map(Verbatim, line.split("\t"))] for line in lines]
     for line, texts in zip(lines, pairs):

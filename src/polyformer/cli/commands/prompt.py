@@ -169,8 +169,7 @@ def answer_questions(
     options: PromptOptions,
 ) -> list[dict[str, Any]]:
     """Return a record per question: its input, target and answer, and the scores of its choices."""
-    from polyformer.applications.prompting import choose_answers, write_answers
-    from polyformer.applications.prompting.scoring import continuations
+    from polyformer.applications.prompting import choose_answers, continuations, write_answers
 
     context = template.demonstrations(shots)
     records = [{"input": question.input, "target": question.target} for question in questions]

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from polyformer.applications.interventions.ablation import check_decoder, replacements, token_effects
+from polyformer.applications.interventions import check_decoder, replacements, token_effects
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating

@@ -1,5 +1,7 @@
 """What every head loses by every pattern, measured on a text in one pass forward and one backward.
 
+`candidates` are the patterns that a head may get.
+
 With the weights p_ij of a head and its values v_j, a pattern with the keys S_i keeps the mass m_i and changes
 the output of the head:
 
@@ -15,8 +17,20 @@ directions, which reduces the noise of the first. On SmolLM2 both together choos
 and much better than the lost mass.
 
 The weights are exact. They are computed for `RUNS` runs of `WIDTH` queries, spread over the text, and for
-the copies that end a decoder's text (`copied_spans`), from queries and keys that the pass leaves, so memory
+the copies that end a decoder's text (`with_copies`), from queries and keys that the pass leaves, so memory
 does not grow with the square of the length.
+
+A decoder's text ends with copies of its earlier spans. The loss of plain text hardly depends on far tokens,
+so heads that retrieve look useless in it. A copied span can only be predicted from the span, any distance
+before it. DuoAttention (Xiao et al. 2024) tells such heads apart by synthetic passkeys; copies of the text
+itself need no language and no template.
+
+The outputs of many patterns come from the same weights, each from the largest pattern that it contains.
+With the keys S of a pattern and B, a subset of S, the keys of another,
+
+    sum_{j in S} p_ij v_j = sum_{j in B} p_ij v_j + sum_{j in S - B} p_ij v_j
+
+so windows of many widths cost little more than the widest. Nothing is subtracted, so nothing cancels.
 """
 
 import contextlib
@@ -27,18 +41,165 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.pattern_fitting.candidates import pair_counts
-from polyformer.applications.pattern_fitting.copied_spans import TextWithCopies, number_of_copies, with_copies
-from polyformer.applications.pattern_fitting.nested import QueryRun, nested_outputs, nested_steps
 from polyformer.attention.functional.dense_pairs import ExactWeights
 from polyformer.attention.functional.request import Request, observed
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.patterns import Full, Pattern
+from polyformer.attention.patterns import BlockWindow, Full, Global, Pattern, Random, Strided, Window
+from polyformer.attention.patterns.implied import restricted
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack import Stack
+
+WINDOWS = 512, 128, 64, 32, 21, 16, 11, 8, 5, 4, 3, 2
+"""Windows, as parts of the length: a 512th to a half."""
+
+SINKS = 4
+"""First tokens that trained models use as attention sinks."""
+
+BLOCK = 64
+"""Positions of a block of the patterns of blocks."""
+
+ROWS = 128
+"""Queries with a mask in memory."""
+
+
+def candidates(length: int) -> list[Pattern]:
+    """Return the default patterns for texts of `length` tokens, all keys included.
+
+    Windows with and without first tokens, strides, windows of blocks with random blocks, and sinks with the
+    nearest tokens only.
+    """
+    near = sorted({max(1, length // part) for part in WINDOWS})
+    patterns: list[Pattern] = [Window(4) | Global(SINKS)]
+    for width in near:
+        patterns += [Window(width), Window(width) | Global(SINKS)]
+    # The square root of the length is the cheapest stride; an eighth of it reads more keys.
+    for stride in sorted({max(2, int(length**0.5) // part) for part in (1, 4)}):
+        patterns += [Strided(stride), Window(2 * stride) | Strided(stride) | Global(SINKS)]
+    if length >= 8 * BLOCK:
+        patterns += [BlockWindow(BLOCK) | Random(number, BLOCK) | Global(SINKS) for number in (3, 8)]
+    return [*dict.fromkeys(patterns), Full()]
+
+
+def pair_masks(pattern: Pattern, context: Context, rows: Tensor) -> Tensor:
+    """Return whether the queries `rows` [R] see each key of a text, with the context's limits: [R, Tk]."""
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long)
+    mask = restricted(pattern, context).mask(
+        context, zero, zero, rows.view(-1, 1), torch.arange(context.kv_len)
+    )
+    return mask.reshape(len(rows), context.kv_len)
+
+
+def pair_counts(patterns: Sequence[Pattern], context: Context) -> Tensor:
+    """Return the exact number of query-key pairs of a head with each pattern, int64 [C]."""
+    return torch.tensor([sum(_counts(pattern, context)) for pattern in patterns])
+
+
+def _counts(pattern: Pattern, context: Context) -> Iterator[int]:
+    for rows in torch.arange(context.q_len).split(ROWS):
+        yield int(pair_masks(pattern, context, rows).sum())
+
+
+SPAN = 32
+"""Tokens of a copy."""
+
+CUE = 8
+"""First tokens of a copy, without labels: they name the span, and nothing predicts them."""
+
+MOST = 16
+"""The most copies in a text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextWithCopies:
+    """Token ids, which are copies of earlier ones from `start` on, and their labels for a decoder."""
+
+    ids: list[int]
+    labels: list[int]
+    start: int
+
+
+def number_of_copies(length: int) -> int:
+    """Return the number of copies for a text of `length` tokens, at most an eighth of it."""
+    return min(MOST, length // (8 * SPAN))
+
+
+def with_copies(ids: Sequence[int], copies: int) -> TextWithCopies:
+    """Return `ids` with the last tokens replaced by `copies` copies of spans, spread over the tokens before.
+
+    The copies are in a random order, the same for all texts, so that their distances vary.
+    """
+    start = len(ids) - copies * SPAN
+    order = torch.randperm(copies, generator=torch.Generator().manual_seed(0)).tolist()
+    text = list(ids[:start])
+    labels = [*text]
+    for number in order:
+        first = (2 * number + 1) * (start - SPAN) // (2 * copies)
+        span = ids[first : first + SPAN]
+        text += span
+        labels += [*[IGNORED] * CUE, *span[CUE:]]
+    return TextWithCopies(text, labels, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryRun:
+    """The queries start <= i < stop, each for `weight` queries of the text."""
+
+    start: int
+    stop: int
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NestedStep:
+    """The keys [K] that a pattern adds to the keys of `base`, and the queries that see them, `mask` [R, K].
+
+    base: an index into the list of patterns; None for no keys.
+    """
+
+    base: int | None
+    keys: Tensor
+    mask: Tensor
+
+
+def nested_steps(
+    patterns: Sequence[Pattern], context: Context, runs: Sequence[QueryRun]
+) -> list[list[NestedStep]]:
+    """Return the step of each pattern in every run."""
+    return [
+        _steps([pair_masks(pattern, context, torch.arange(run.start, run.stop)) for pattern in patterns])
+        for run in runs
+    ]
+
+
+def _steps(masks: Sequence[Tensor]) -> list[NestedStep]:
+    """Return the step of each mask [R, K] from the largest earlier mask that it contains."""
+    sizes, steps = [int(mask.sum()) for mask in masks], list[NestedStep]()
+    for number, mask in enumerate(masks):
+        base, rest = None, mask
+        for other in sorted(range(number), key=lambda index: -sizes[index]):
+            if not bool((masks[other] & ~mask).any()):
+                base, rest = other, mask & ~masks[other]
+                break
+        keys = rest.any(0).nonzero().flatten()
+        steps.append(NestedStep(base, keys, rest[:, keys]))
+    return steps
+
+
+def nested_outputs(weights: Tensor, v: Tensor, steps: Sequence[NestedStep]) -> list[tuple[Tensor, Tensor]]:
+    """Return the output [H, R, D] and mass [H, R] of each pattern; weights: [H, R, K], v: [H, K, D]."""
+    sums = list[tuple[Tensor, Tensor]]()
+    for step in steps:
+        keys = step.keys.to(v.device)
+        kept = weights[..., keys] * step.mask.to(v.device)
+        output, mass = kept @ v[:, keys], kept.sum(-1)
+        if step.base is not None:
+            output, mass = output + sums[step.base][0], mass + sums[step.base][1]
+        sums.append((output, mass))
+    return [(x / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1), mass) for x, mass in sums]
+
 
 RUNS, WIDTH = 32, 16
 """The queries of a text with computed weights: runs, and queries in each."""

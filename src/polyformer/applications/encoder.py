@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tokenizers import normalizers
 from torch import Tensor
 
-from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
+from polyformer.applications.retrieval.readers import changed_settings, model_fingerprint
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.gguf import gguf_file
