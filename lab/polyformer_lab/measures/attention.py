@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.spectrum import matrices, spectra
+from polyformer.cli.plots.heads import matrices, spectra
 from polyformer.core.errors import InputError
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer

@@ -6,7 +6,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.spectrum import matrices
+from polyformer.cli.plots.heads import matrices
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizers.loading import load_tokenizer

@@ -101,7 +101,7 @@ def print_table(result: "Ablation", top: int) -> None:
 
 def write(path: Path, result: "Ablation", settings: dict[str, Any]) -> None:
     """Write the effects as JSON, and as a heat map unless `path` is a .json file."""
-    from polyformer.cli.plots.head_map import draw_head_map
+    from polyformer.cli.plots.heads import draw_head_map
     from polyformer.core.files import write_output
 
     effects = [{"layer": layer, "head": head, "effect": effect} for layer, head, effect in result.ranking()]

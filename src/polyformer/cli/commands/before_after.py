@@ -85,6 +85,15 @@ class Comparison:
             return None
         return float(F.cosine_similarity(self.before.values, self.after.values).mean())
 
+    @property
+    def quality(self) -> float:
+        """Similarity of the vectors, or ratio of the perplexities, after to before, if both models read."""
+        if self.similarity is not None:
+            return self.similarity
+        assert isinstance(self.before, TextMeasurement)
+        assert isinstance(self.after, TextMeasurement)
+        return self.after.perplexity / self.before.perplexity
+
 
 def compare(
     before: Transformer,

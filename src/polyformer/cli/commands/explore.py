@@ -76,7 +76,7 @@ def run(options: ExploreOptions) -> None:
     """Record the attention and write the page."""
     from polyformer.cli.commands.explore_readings import is_model, open_model
     from polyformer.cli.plots.explorer import page_of
-    from polyformer.cli.plots.explorer.effects import with_effects
+    from polyformer.cli.plots.explorer.notebook import with_effects
     from polyformer.core.files import write_output
 
     text, other = text_of(options), options.against

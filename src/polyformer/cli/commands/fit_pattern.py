@@ -27,7 +27,7 @@ from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.pattern_fitting import FittedPattern
-    from polyformer.cli.plots.fitted_pattern import FitQuality
+    from polyformer.cli.plots.heads import FitQuality
     from polyformer.models.architectures import Transformer
 
 EXAMPLES = """examples:
@@ -116,7 +116,7 @@ def run(options: FitPatternOptions) -> None:
         write_output(options.out, f"{pattern}\n".encode())
     results = [] if qualities is None else list(qualities(fits))
     if options.figure is not None:
-        from polyformer.cli.plots.fitted_pattern import draw_fit
+        from polyformer.cli.plots.heads import draw_fit
 
         draw_fit(fits, results, Path(options.model).name, Path(options.figure), write_output)
         print(f"drawn in {options.figure}")
@@ -127,7 +127,7 @@ def show(budget: float, fitted: "FittedPattern") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyformer.cli.plots.fitted_pattern import short_text
+    from polyformer.cli.plots.heads import short_text
 
     errors, chosen = fitted.errors, fitted.chosen
     title = f"budget {budget:g}: {fitted.share:.2%} of the pairs"
@@ -157,7 +157,7 @@ def evaluation(
     from polyformer.applications.probing import ProbeConfig, probe, prompts, read_text
     from polyformer.cli.commands.before_after import Comparison, comparison_table, measure, text_reader
     from polyformer.cli.commands.recall import probed
-    from polyformer.cli.plots.fitted_pattern import FitQuality
+    from polyformer.cli.plots.heads import FitQuality
     from polyformer.data.sources.files import opened
     from polyformer.models.checkpoints import convert
 

@@ -19,7 +19,7 @@ from polyformer.core.paths import check_format
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from polyformer.cli.plots.spectrum import Spectrum
+    from polyformer.cli.plots.heads import Spectrum
     from polyformer.core.files import Write
     from polyformer.models.architectures import Transformer
 
@@ -59,7 +59,7 @@ class SpectrumOptions:
 
 def run(options: SpectrumOptions) -> None:
     """Print the table and write the curves."""
-    from polyformer.cli.plots.spectrum import check, spectra, spectrum_table
+    from polyformer.cli.plots.heads import check, spectra, spectrum_table
     from polyformer.core.files import atomic_write, write_output
 
     path = output_file(options)
@@ -96,7 +96,7 @@ def default_length(model: "Transformer") -> int:
 
 def write(path: Path, results: "dict[str, Spectrum]", title: str, save: "Write") -> None:
     """Write the curves with `save` as .csv and, unless `path` is a .csv, as a figure."""
-    from polyformer.cli.plots.spectrum import draw_spectra, spectrum_csv
+    from polyformer.cli.plots.heads import draw_spectra, spectrum_csv
 
     table = path.with_suffix(".csv")
     save(table, spectrum_csv(results).encode())

@@ -1,4 +1,8 @@
-"""The singular values of attention: the share of each matrix in its greatest singular values.
+"""Figures with a number or a curve for every layer and head.
+
+`draw_head_map` is a heat map of any number. `draw_fit` shows a fitted pattern: what every head got, and the
+quality at each budget. `draw_spectra` shows the singular values of attention: the share of each matrix in its
+greatest singular values.
 
     P = U S W^T,  s_1 >= s_2 >= ... >= s_n        share(i) = (s_1 + ... + s_i) / (s_1 + ... + s_n)
 
@@ -14,17 +18,41 @@ import csv
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from polyformer.applications.pattern_fitting import FittedPattern
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.figures import new_figure, save_figure
-from polyformer.core.files import Write
+from polyformer.core.files import Write, write_output
 from polyformer.models.architectures import Transformer
+
+if TYPE_CHECKING:
+    from polyformer.cli.commands.before_after import Comparison
+
+
+def draw_head_map(values: Tensor, title: str, label: str, path: Path) -> None:
+    """Draw values [layers, H], white for 0; the suffix of `path` determines the format.
+
+    Raises `InputError` without matplotlib.
+    """
+    layers, heads = values.shape
+    figure = new_figure(0.4 * heads + 2.5, 0.25 * layers + 1.5)
+    axes = figure.subplots()
+    most = values.abs().max().item() or 1.0
+    shown = axes.imshow(values.numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+    figure.colorbar(shown, ax=axes, label=label)
+    axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(0, layers, 1 + layers // 20))
+    figure.suptitle(title, fontsize=10)
+    save_figure(figure, path, write_output)
+
 
 LEAST = 4
 """The number of tokens of the shortest text: a quarter of it is one singular value."""
@@ -174,3 +202,58 @@ def figure_colours(number: int) -> list[tuple[float, float, float]]:
     """Return shades from light (the first layer) to dark."""
     steps = [layer / max(number - 1, 1) for layer in range(number)]
     return [(0.75 - 0.7 * step, 0.8 - 0.6 * step, 0.9 - 0.45 * step) for step in steps]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FitQuality:
+    """Dense and sparse attention compared on a text. before, after: the scores of tasks, from 0 to 1."""
+
+    row: "Comparison"
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+def short_text(pattern: Pattern) -> str:
+    """Return the expression of a pattern without the names of options."""
+    return re.sub(r"\w+=", "", pattern.to_text())
+
+
+def draw_fit(
+    fits: Sequence[FittedPattern],
+    results: Sequence[FitQuality],
+    title: str,
+    path: Path,
+    write: Write,
+) -> None:
+    """Draw the share of the pairs of each head of the last fit, and the quality by budget if it is measured.
+
+    `write` saves the figure; the suffix of `path` determines the format. Raises `InputError` without
+    matplotlib.
+    """
+    shares = fits[-1].shares
+    layers, heads = shares.shape
+    figure = new_figure(4.5 + 4 * bool(results), 1.5 + 0.2 * layers)
+    heat, *others = figure.subplots(1, 1 + bool(results), squeeze=False)[0]
+    # A logarithm shows windows of all sizes.
+    visible = shares.clamp_min(1e-3).numpy()
+    shown = heat.imshow(visible, aspect="auto", norm="log", vmin=1e-3, vmax=1, cmap="Blues")
+    bar = figure.colorbar(shown, ax=heat, label="pairs of a head", ticks=[1e-3, 1e-2, 1e-1, 1])
+    bar.set_ticklabels(["0.1 %", "1 %", "10 %", "100 %"])
+    heat.set(title=f"{fits[-1].share:.1%} of all pairs", xlabel="head", ylabel="layer", xticks=range(heads))
+    for axes in others:
+        _draw_quality(axes, fits, results)
+    figure.suptitle(title, fontsize=10)
+    save_figure(figure, path, write)
+
+
+def _draw_quality(axes: Any, fits: Sequence[FittedPattern], results: Sequence[FitQuality]) -> None:
+    """Draw perplexity, or the similarity of vectors, and the scores of tasks, by the share of the pairs."""
+    shares = [fit.share for fit in fits]
+    name = "similarity" if results[0].row.embeds else "perplexity / dense"
+    axes.plot(shares, [result.row.quality for result in results], marker="o", label=name)
+    for task in results[0].after:
+        axes.plot(shares, [result.after[task] for result in results], marker="s", label=task)
+    axes.set(xlabel="share of all pairs", xscale="log")
+    axes.set_xticks(shares, [f"{share:.0%}" for share in shares])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
