@@ -36,7 +36,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_help_lists_the_commands_with_the_first_line_of_their_help(capsys: pytest.CaptureFixture[str]):
     shown = dict(line.split(None, 1) for line in output(capsys, "--help").splitlines()[5:-2])
-    assert shown == {name: (load_command(name).__doc__ or "").splitlines()[0] for name in COMMANDS}
+    assert shown == {name: load_command(name).help.splitlines()[0] for name in COMMANDS}
 
 
 @pytest.mark.parametrize(

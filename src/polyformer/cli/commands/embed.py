@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.input_lines import STANDARD_INPUT, input_lines, text_file, text_lines
+from polyformer.cli.commands.inputs import STANDARD_INPUT, input_lines, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError, quote
 

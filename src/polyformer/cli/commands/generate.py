@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.input_lines import input_lines, refuse_file_names, text_file, text_lines
+from polyformer.cli.commands.inputs import input_lines, refuse_file_names, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
