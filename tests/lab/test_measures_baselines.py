@@ -12,9 +12,8 @@ from polyformer.models.presets import create_model
 from polyformer.training.recipes.fit import Fitted
 from polyformer_lab.ablated import NoNormConfig, PlainBlockConfig
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.ensembles import Ensemble
-from polyformer_lab.measures.learned_spans import learned_spans
-from polyformer_lab.measures.sliding_cost import sliding_cost
+from polyformer_lab.measures.compute import sliding_cost
+from polyformer_lab.measures.scores import Ensemble, learned_spans
 from polyformer_lab.measures.strings import writer_of
 from polyformer_lab.recurrent import RecurrentWriter
 

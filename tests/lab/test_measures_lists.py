@@ -9,7 +9,7 @@ import torch
 from polyformer import InputError
 from polyformer.data import listops
 from polyformer_lab.cells import cells_of
-from polyformer_lab.measures.lists import drawn, outermost
+from polyformer_lab.measures.generated import drawn, outermost
 from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 

@@ -1,4 +1,4 @@
-"""The error of attention with projected keys and values (Wang et al. 2020, theorems 1 and 2).
+"""The errors of approximations of attention: projected keys and values, and random features.
 
 Attention P = softmax(A), A = Q K^T / sqrt(d), times a column w of the values, for random Q, K and V, and
 
@@ -6,16 +6,24 @@ Attention P = softmax(A), A = Q K^T / sqrt(d), times a column w of the values, f
     svd         P_k w                   the k greatest singular values of P      equation 6
     proof       softmax(A E^T) F w      E = d R, F = exp(-d) R, a small d        theorem 2, equation 7
     fitted      softmax(A E^T) F w      E and F fitted by Adam
+
+Wang et al. 2020, theorems 1 and 2. Random features: Choromanski et al. 2021, figure 4; Peng et al. 2021.
 """
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from polyformer.attention.mechanisms.base import Heads
+from polyformer.attention.mechanisms.linear.feature_attention import linear_attention
+from polyformer.attention.mechanisms.linear.feature_maps import MAPS, Kernel
+from polyformer.core.ops.random_directions import directions
+from polyformer.core.sequence.context import Context
 from polyformer_lab.cells import Cell, Row, measurement
 
 QUANTILE = 0.95
@@ -149,3 +157,54 @@ def _quantiles(errors: Sequence[Errors]) -> Errors:
 
 def _quantile(values: Tensor) -> float:
     return float(torch.quantile(values, QUANTILE))
+
+
+FLOOR = 0.01
+"""The lower bound of the denominators estimated by trigonometric features, as a share of the weights' sum."""
+
+
+@measurement("features")
+def feature_errors(
+    cell: Cell,
+    map: str,
+    orthogonal: bool,
+    features: Sequence[int],
+    length: int,
+    width: int,
+    draws: int,
+    size: float,
+) -> Iterator[Row]:
+    """Yield the mean square error of the attention of random inputs by the number of features.
+
+    The last row has the geometric mean over the numbers of features.
+
+    Args:
+        cell: its seed is the seed of inputs and directions, which are the same for all maps.
+        map: the feature map; "gaussian" estimates attention of unit queries and keys.
+        orthogonal: whether the directions are orthogonal.
+        features: the numbers of directions.
+        length: tokens.
+        width: the head dimension.
+        draws: the number of draws over which the error is averaged.
+        size: standard deviation of the entries of queries and keys.
+    """
+    errors = {}
+    for count in features:
+        seeds = [(cell.seed or 0) + 1000 * draw for draw in range(draws)]
+        own = [_error(map, orthogonal, count, length, width, size, seed) for seed in seeds]
+        errors[count] = statistics.fmean(own)
+        yield {"features": count, "error": errors[count]}
+    yield {"mean_error": statistics.geometric_mean(errors.values())}
+
+
+def _error(map: str, orthogonal: bool, count: int, length: int, width: int, size: float, seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    shape = 1, 1, length, width
+    q, k, v = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(3))
+    if map == "gaussian":
+        q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    else:
+        q, k = (x * size * width**-0.25 for x in (q, k))
+    kernel = Kernel(MAPS[map], directions(count, width, orthogonal, generator), FLOOR)
+    estimate, _ = linear_attention(Heads(q, k, v), kernel, Context(length, length))
+    return float((estimate - torch.softmax(q @ k.mT, -1) @ v).square().mean())
