@@ -260,10 +260,10 @@ def test_show_a_checkpoint_of_transformers(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    from polyformer_lab.bench import training
+    from polyformer_lab.bench import passes
 
     seen = []
-    monkeypatch.setattr(training, "run", lambda config: seen.append(config))
-    training.run.__annotations__ = {"config": training.TrainingBench}
+    monkeypatch.setattr(passes, "run", lambda config: seen.append(config))
+    passes.run.__annotations__ = {"config": passes.TrainingBench}
     assert main(["bench", "training", "--layers", "2", "--dtype", "bfloat16"]) == 0
     assert (seen[0].layers, seen[0].dtype) == (2, "bfloat16")

@@ -12,6 +12,7 @@ from polyformer.attention.positions import PositionConfig
 from polyformer.nn.depth import DepthConfig
 from polyformer.nn.memory import MemoryConfig
 from polyformer_lab.cells import cells_of
+from polyformer_lab.machine import Sources
 from polyformer_lab.measures.members import compared, judged, members
 from polyformer_lab.members.listing import (
     ABSENT,
@@ -40,7 +41,6 @@ from polyformer_lab.members.trial import (
     refusal,
     train,
 )
-from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 from registered import registered
 

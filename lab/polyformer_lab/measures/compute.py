@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import polyformer_lab.recurrent  # noqa: F401  (registers the recurrent parts of the models)
+import polyformer_lab.layers  # noqa: F401  (registers the recurrent parts of the models)
 from polyformer.core.host_values import IGNORED
 from polyformer.core.measuring import median, time_interleaved
 from polyformer.models.architectures import Transformer
@@ -34,9 +34,9 @@ from polyformer.training.tasks import TaskWithData
 from polyformer.training.tasks.electra import ElectraConfig, generator_config
 from polyformer.training.tasks.masking import MaskedDocumentsConfig
 from polyformer_lab.cells import Cell, Row, measurement, resumed
+from polyformer_lab.layers import NoAttention
 from polyformer_lab.measures.generated import Options, created
 from polyformer_lab.measures.scores import scores
-from polyformer_lab.recurrent import NoAttention
 
 
 def operations(task: MaskedDocumentsConfig, model: ModelConfig) -> float:
@@ -112,7 +112,7 @@ def training_steps(
 
     Args:
         cell: the cell; nothing is trained.
-        models: by name a preset of decoders and its options; parts of `polyformer_lab.recurrent` are known.
+        models: by name a preset of decoders and its options; parts of `polyformer_lab.layers` are known.
         tokens: tokens of a step.
         lengths: tokens of a row.
         repeats: the timed steps of each.

@@ -125,7 +125,7 @@ def converted(cell: Cell, attentions: Mapping[str, str | None] = {}) -> Iterator
 @measurement("weights")
 def after_rounding(cell: Cell, bits: Sequence[int] = ()) -> Iterator[Row]:
     """Yield the validation loss as trained, and after the feed-forward matrices are rounded to `bits`."""
-    from polyformer_lab.rounded import with_rounding  # registers a member, for these studies only
+    from polyformer_lab.layers import with_rounding  # registers a member, for these studies only
 
     fitted = cell.fitted
     rows = fitted.task.held_out(fitted.splits.validation or [])

@@ -30,9 +30,9 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelOutput
 from polyformer.training import Batch
 from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.layers import RecurrentWriter
 from polyformer_lab.measures.generated import HELD_OUT, Options, created, tagger, trained
 from polyformer_lab.measures.texts import TEST, TRAIN, Labelled, read_texts
-from polyformer_lab.recurrent import RecurrentWriter
 
 RECURRENT = "recurrent"
 """The name of recurrent encoder-decoders in the place of a preset."""

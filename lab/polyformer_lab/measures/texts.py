@@ -24,7 +24,7 @@ from polyformer.data.sources.files import opened
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import Cell, Row, measurement, preparation
-from polyformer_lab.sources import SOURCES
+from polyformer_lab.machine import SOURCES
 
 CHARACTERS = 8
 """The most characters of a token, on average."""

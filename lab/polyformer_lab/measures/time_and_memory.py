@@ -25,7 +25,7 @@ from polyformer.nn.feedforward import DenseConfig
 from polyformer.nn.stack import AttentionConfig, Stack, StackConfig, build_stack
 from polyformer.nn.stack.layer import Layer, LayerCall
 from polyformer_lab.cells import Cell, Row, measurement
-from polyformer_lab.memory import peak_mib
+from polyformer_lab.costs import peak_mib
 
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """An environment in which the C library of Linux returns freed memory immediately: otherwise it keeps holes,

@@ -34,8 +34,8 @@ from polyformer.core.measuring import time_once
 from polyformer.data.formats.images import IMAGE, read_idx
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model
+from polyformer_lab.costs import peak_mib
 from polyformer_lab.members.listing import Row
-from polyformer_lab.memory import peak_mib
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 HIDDEN = len(LETTERS)

@@ -1,6 +1,14 @@
-"""Recurrent baselines: layers that a recipe imports, and an encoder-decoder of strings.
+"""Layers for studies; a recipe imports this module.
 
-A recipe that imports this module trains recurrent models with the tasks and scores of the Transformers:
+Without one of their parts: to measure what the part adds. Classification by a decoder: from its last token
+(Radford et al. 2018, section 3.2). Feed-forward layers with weights of few bits, rounded in training too:
+
+    w' = s round(w / s)        s = max |w| / (2^(bits - 1) - 1) of each row of a matrix
+
+In training the gradient passes the rounding unchanged: the straight-through estimator of Bengio et al. 2013,
+used for integers by Jacob et al. 2018, section 3.
+
+Recurrent baselines, with the tasks and scores of the Transformers:
 
     feedforward `lstm`: y_1 .. y_T = LSTM(x_1 .. x_T), instead of a feed-forward of each token
     attention `none`: no self-attention; the cross-attention is softmax (Bahdanau et al. 2015)
@@ -17,20 +25,146 @@ of the absent self-attention remain, without an effect.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig
 from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.recurrence.members import Retention, RetentionConfig
+from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.attention.patterns import Pattern
+from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.nn.feedforward.feedforward import FeedForward, FeedForwardConfig
+from polyformer.nn.block.wirings import Block, BlockConfig, SubLayer
+from polyformer.nn.feedforward.feedforward import Dense, DenseConfig, FeedForward, FeedForwardConfig
+from polyformer.nn.heads import ClassifyConfig, HeadConfig
+from polyformer.training.tasks import Classification, ClassificationConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlainBlockConfig(BlockConfig):
+    """Plain block: sub-layers follow each other without residual sums."""
+
+    kind: ClassVar[str] = "plain"
+
+    def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "PlainBlock":
+        """Return a block with a norm for each sub-layer."""
+        return PlainBlock(hidden_size, sublayers, norm, dropout)
+
+
+class PlainBlock(Block):
+    """The wiring of pre-norm without the residual stream."""
+
+    def forward(self, x: Tensor, sublayers: Sequence[SubLayer], valid: Tensor | None = None) -> Tensor:
+        """Apply x = dropout(f(norm(x))) for each f in turn."""
+        for norm, sublayer in zip(self.norms, sublayers):
+            x = self.dropout(sublayer(normalize(norm, x, valid)))
+        return x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoNormConfig(NormConfig):
+    """No norm: vectors are returned as they are."""
+
+    kind: ClassVar[str] = "none"
+
+    def build(self, width: int) -> nn.Module:
+        """Return the identity."""
+        return nn.Identity()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstantRetentionConfig(RetentionConfig):
+    """Retention with the same decay `gamma` in all heads; with 1 nothing is forgotten."""
+
+    gamma: PositiveShare = 1.0
+
+    kind: ClassVar[str] = "constant_retention"
+
+    def build(self, num_heads: int, head_size: int) -> "ConstantRetention":
+        """Return the module with the parameters of retention."""
+        return ConstantRetention(self, num_heads, head_size)
+
+
+class ConstantRetention(Retention):
+    """Retention without decays by head."""
+
+    config: ConstantRetentionConfig
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
+        """Return the inputs of retention with log gamma as the decay."""
+        inputs = super().inputs(q, k, v, gates)
+        decay = q.new_full((*v.shape[:3], 1), math.log(self.config.gamma))
+        return dataclasses.replace(inputs, decay=decay)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderClassificationConfig(ClassificationConfig):
+    """Text classification by a decoder."""
+
+    kind: ClassVar[str] = "classify_by_decoder"
+    paper: ClassVar[str] = "Radford et al. 2018 (GPT), section 3.2"
+
+
+class DecoderClassification(Classification, config=DecoderClassificationConfig):
+    """Classification with a linear layer on the hidden state of the last token."""
+
+    stacks = "decoder"
+
+    def fit_head(self, head: HeadConfig) -> HeadConfig:
+        """Return the head of the task without BERT's hidden layer."""
+        fitted = super().fit_head(head)
+        assert isinstance(fitted, ClassifyConfig)
+        return dataclasses.replace(fitted, pooling="last", hidden=False)
+
+
+Bits = Annotated[int, Interval(ge=2, le=16)]
+
+
+class Rounding(nn.Module):
+    """The rounding of a matrix, with the gradient of the identity."""
+
+    def __init__(self, bits: int):
+        super().__init__()
+        self.largest = 2 ** (bits - 1) - 1
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return weight [O, I] on a grid of 2 largest + 1 numbers per row."""
+        step = weight.detach().abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+        step = step / self.largest
+        return weight + (step * (weight.detach() / step).round() - weight.detach())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundedConfig(DenseConfig):
+    """Dense feed-forward layer with matrices that are rounded in every pass."""
+
+    bits: Bits = 4
+
+    kind: ClassVar[str] = "rounded"
+    paper: ClassVar[str] = "Jacob et al. 2018, section 3"
+
+    def build(self, hidden_size: int) -> Dense:
+        """Return a dense layer with rounded matrices."""
+        return with_rounding(super().build(hidden_size), self.bits)
+
+
+def with_rounding(layer: Dense, bits: int) -> Dense:
+    """Round the two matrices of a layer in every pass, and return the layer."""
+    for linear in (layer.up, layer.down):
+        parametrize.register_parametrization(linear, "weight", Rounding(bits))
+    return layer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
