@@ -17,7 +17,7 @@ from snippets import expression, python, shell
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.cli.documentation import Member, members
-from polyformer.cli.plots.pages import described
+from polyformer.cli.plots.svg import described
 from polyformer.core.config import Config, type_hints
 from polyformer.core.ranges import ranges
 from polyformer.core.registry import in_package

@@ -104,13 +104,13 @@ def command_page() -> str:
     intro = "Generated from the parsers: `polyformer COMMAND --help` prints the same."
     parts = [f"# Commands\n\n{intro} [The command line](../cli.md) shows how they work together."]
     for name in COMMANDS:
-        module = load_command(name)
-        command = parser(name, module, [])
-        parts.append(f"## polyformer {name}\n\n{markdown(inspect.cleandoc(module.__doc__ or ''))}")
-        usage = command.format_usage().removeprefix("usage: ").strip()
+        command = load_command(name)
+        usage_parser = parser(name, command, [])
+        parts.append(f"## polyformer {name}\n\n{markdown(command.help)}")
+        usage = usage_parser.format_usage().removeprefix("usage: ").strip()
         parts.append(f"```text\n{usage}\n```")
-        parts.append("\n".join(["| option | |", "|---|---|", *option_rows(command)]))
-        examples = [line.strip() for line in module.EXAMPLES.splitlines()[1:] if line.strip()]
+        parts.append("\n".join(["| option | |", "|---|---|", *option_rows(usage_parser)]))
+        examples = [line.strip() for line in command.examples.splitlines()[1:] if line.strip()]
         if examples:
             parts.append("```sh\n" + "\n".join(examples) + "\n```")
     return "\n\n".join(parts) + "\n"

@@ -25,7 +25,7 @@ from polyformer import create_model
 from polyformer.cli.main import main as polyformer
 from polyformer.cli.plots.explorer import Reading, page_of
 from polyformer.cli.plots.explorer.images import TransformersImages
-from polyformer.cli.plots.explorer.texts import PolyformerTexts
+from polyformer.cli.plots.explorer.reading import PolyformerTexts
 
 ROOT = Path(__file__).parents[2]
 EXPLORER, SITE, HTML = ROOT / "docs/explorer", ROOT / "docs/screenshots", ROOT / "build/site/html"

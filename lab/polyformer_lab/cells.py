@@ -22,10 +22,8 @@ from polyformer.training.recipes import Recipe, Run, find_recipe
 from polyformer.training.recipes.fit import Fitted, own_data, resolve_recipe
 from polyformer.training.recipes.recipe import merged, nested
 from polyformer_lab.costs import fitted_with_peak
-from polyformer_lab.grid import GENERATE, MEASURE
-from polyformer_lab.machine import run_facts
-from polyformer_lab.sources import Sources
-from polyformer_lab.study import Study
+from polyformer_lab.machine import Sources, run_facts
+from polyformer_lab.study import GENERATE, MEASURE, Study
 
 Row = dict[str, Any]
 """Numbers by metric, and labels of the measurement's own axes."""

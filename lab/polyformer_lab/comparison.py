@@ -1,4 +1,4 @@
-"""Differences between the labels of an axis over equal seeds: standard errors and paired tests.
+"""Differences between the labels of an axis over equal seeds, curves over the seeds, and their plots.
 
 The difference of two labels is computed for each seed, since equal seeds share the order of the data and
 often the initial weights. Two tests ask whether its mean is 0:
@@ -9,16 +9,22 @@ often the initial weights. Two tests ask whether its mean is 0:
   equally likely. The smallest possible value is 2 / 2^n.
 
 Neither is corrected for the number of comparisons.
+
+A curve has at each x the mean of y, its standard error and the number of seeds.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from polyformer.core.files import write_output
+from polyformer.core.measuring import new_figure, save_figure
 from polyformer_lab.costs import COSTS
 from polyformer_lab.expression import Array
 
@@ -160,3 +166,107 @@ def _by_seed(results: "Results", key: tuple[str, ...], metric: str) -> Array | N
     values = [results.values.get((*key, seed), {}).get(metric) for seed in results.seeds]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     return np.array(numbers, dtype=float) if len(numbers) == len(values) else None
+
+
+class Point(NamedTuple):
+    """The mean of y at x over the seeds, its standard error (None for one seed), and the number of seeds."""
+
+    x: float
+    mean: float
+    error: float | None
+    seeds: int
+
+
+Curve = Sequence[Point]
+
+
+def mean_curves(points: Iterable[tuple[str, float, float]]) -> dict[str, Curve]:
+    """Return curves by name from (name, x, y), of the means and errors at each x that are finite."""
+    curves: dict[str, dict[float, list[float]]] = {}
+    for name, x, y in points:
+        curves.setdefault(name, {}).setdefault(x, []).append(y)
+    return {
+        name: [*filter(_is_finite, map(_point, *zip(*sorted(own.items()))))] for name, own in curves.items()
+    }
+
+
+def _point(x: float, values: Sequence[float]) -> Point:
+    return Point(x, statistics.fmean(values), standard_error(values), len(values))
+
+
+def _is_finite(point: Point) -> bool:
+    return math.isfinite(point.mean) and math.isfinite(point.error or 0.0)
+
+
+def validation_metric(rows: Iterable[Mapping[str, object]]) -> str | None:
+    """Return the metric of validation to draw: the loss, else the first in a log; None without any."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION))
+    return f"{VALIDATION}loss" if f"{VALIDATION}loss" in names else next(iter(names), None)
+
+
+VALIDATION = "valid_"
+"""What the names of the validation's metrics start with in the log of a run."""
+
+
+Points = Sequence[tuple[float, float]]
+
+FEW = 20
+"""The number of points from which a curve has no marks."""
+
+
+def line_plot(path: str | Path, lines: Mapping[str, Points], x: str, y: str, log: bool = False) -> None:
+    """Draw named lines of (x, y) points into `path` (PNG or SVG, by its suffix); `log` makes both axes
+    logarithmic.
+
+    Raises `InputError` if matplotlib is not installed.
+    """
+    figure = new_figure(8, 5)
+    axis = figure.subplots()
+    for name, points in lines.items():
+        axis.plot([a for a, _ in points], [b for _, b in points], label=name, marker="o" if log else None)
+    _finish(figure, axis, Path(path), (x, y), log)
+
+
+def band_plot(path: str | Path, curves: Mapping[str, Curve], x: str, y: str, log: bool = False) -> None:
+    """Draw named curves into `path` as `line_plot` does lines, each with its band."""
+    figure = new_figure(8, 5)
+    axis = figure.subplots()
+    for name, curve in curves.items():
+        draw_band(axis, name, curve)
+    axis.set_title(caption(curves), fontsize="small")
+    _finish(figure, axis, Path(path), (x, y), log)
+
+
+def draw_band(axis: Any, name: str, curve: Curve) -> None:
+    """Draw the means of a curve, and its band of the mean plus and minus the error.
+
+    A curve of few points has a mark on each, and a bar for the error: a band of one point would not be seen.
+    """
+    places, means = [point.x for point in curve], [point.mean for point in curve]
+    errors = [point.error or 0.0 for point in curve]
+    few = len(curve) < FEW
+    (line,) = axis.plot(places, means, label=name, marker="o" if few else None, markersize=4)
+    if few and any(errors):
+        axis.errorbar(places, means, errors, fmt="none", ecolor=line.get_color(), capsize=3, alpha=0.7)
+    low, high = ([a + sign * b for a, b in zip(means, errors)] for sign in (-1, 1))
+    axis.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def caption(curves: Mapping[str, Curve]) -> str:
+    """Return what the lines and the bands of curves are."""
+    counts = sorted({point.seeds for curve in curves.values() for point in curve})
+    if counts in ([], [1]):
+        return "one seed, without a band"
+    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"mean over {seeds} seeds; band: mean ± one standard error of the mean over the seeds"
+
+
+def _finish(figure: Any, axis: Any, path: Path, names: tuple[str, str], log: bool) -> None:
+    if log:
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+    axis.set_xlabel(names[0])
+    axis.set_ylabel(names[1])
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    save_figure(figure, path, write_output)

@@ -5,23 +5,33 @@ training_flops      of all forward and backward passes, a product and its sum co
 peak_resident_mib   on a CPU: the largest resident set of the process during the training in MiB, with Python
                     and its libraries; runs one after the other in one process add what they leave behind
 peak_allocated_mib  on CUDA: the largest sum of tensors that torch has allocated during the training, in MiB
+
+The peak memory of one call is measured by the allocator on CUDA, in a fresh process on a CPU.
 """
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory
+from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer.training.machine import choose_device
 from polyformer.training.recipes import Recipe, Run, fit
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import TaskWithData
+from polyformer_lab.bench.rows import AbsentError
 
 FLOPS, RESIDENT, ALLOCATED = COSTS = ("training_flops", "peak_resident_mib", "peak_allocated_mib")
 
@@ -107,3 +117,47 @@ FUSED_ON_CPU = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
 """Attention of CPUs, which torch's counter leaves out."""
+
+
+Given = TypeVar("Given")
+
+
+def peak_mib(make: Callable[[Given], Callable[[], object]], inputs: Given, warm: Given, device: str) -> float:
+    """Return the MiB that the call `make(inputs)()` requires in addition to its inputs.
+
+    `make` is a function of a module and `inputs` is plain data: on a CPU a separate process makes the call,
+    so that earlier measurements do not count. It first runs the smaller call `warm`, which loads the
+    libraries; without `warm`, the memory of loading counts too.
+
+    Raises `MemoryError` if the call requires more memory than available.
+    """
+    if torch.device(device).type == "cuda":
+        return _on_cuda(make(inputs))
+    own = import_all, (tuple(IMPORTED_NAMES),)
+    with ProcessPoolExecutor(1, get_context("spawn"), *own) as pool:
+        try:
+            return pool.submit(_in_process, make, inputs, warm, torch.get_num_threads()).result()
+        except BrokenProcessPool:  # the system has ended it
+            raise MemoryError("it needs more memory than there is") from None
+
+
+def _on_cuda(call: Callable[[], object]) -> float:
+    call()  # compiled and tuned first
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def _in_process(
+    make: Callable[[Given], Callable[[], object]], inputs: Given, warm: Given, threads: int
+) -> float:
+    torch.set_num_threads(threads)
+    with contextlib.suppress(AbsentError, InputError):
+        make(warm)()
+    call = make(inputs)
+    before = reset_peak_memory()
+    call()
+    return (peak_memory() - before) / MIB

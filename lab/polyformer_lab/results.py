@@ -13,11 +13,9 @@ import numpy as np
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.files import atomic_write
 from polyformer_lab.cells import MEASURES, Cell, Row, function_of
-from polyformer_lab.comparison import standard_error
-from polyformer_lab.curves import Curve, mean_curves
+from polyformer_lab.comparison import Curve, mean_curves, standard_error
 from polyformer_lab.expression import Array, evaluate
-from polyformer_lab.grid import same_label
-from polyformer_lab.study import Claim, Study
+from polyformer_lab.study import Claim, Study, same_label
 
 REPRODUCED, DIFFERS, UNSHOWN, UNDECIDED = OUTCOMES = (
     "reproduced",

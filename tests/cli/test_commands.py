@@ -36,7 +36,7 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_help_lists_the_commands_with_the_first_line_of_their_help(capsys: pytest.CaptureFixture[str]):
     shown = dict(line.split(None, 1) for line in output(capsys, "--help").splitlines()[5:-2])
-    assert shown == {name: (load_command(name).__doc__ or "").splitlines()[0] for name in COMMANDS}
+    assert shown == {name: load_command(name).help.splitlines()[0] for name in COMMANDS}
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_show_a_checkpoint_of_transformers(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    from polyformer_lab.bench import training
+    from polyformer_lab.bench import passes
 
     seen = []
-    monkeypatch.setattr(training, "run", lambda config: seen.append(config))
-    training.run.__annotations__ = {"config": training.TrainingBench}
+    monkeypatch.setattr(passes, "run", lambda config: seen.append(config))
+    passes.run.__annotations__ = {"config": passes.TrainingBench}
     assert main(["bench", "training", "--layers", "2", "--dtype", "bfloat16"]) == 0
     assert (seen[0].layers, seen[0].dtype) == (2, "bfloat16")

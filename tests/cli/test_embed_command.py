@@ -17,10 +17,8 @@ from pyarrow import parquet
 
 import polyformer
 from launching import torchrun
-from polyformer.applications.encode.embed import OutputFormat, embed
-from polyformer.applications.encode.encoder import Encoder
-from polyformer.applications.encode.parts import Parts
-from polyformer.applications.encode.texts import Texts
+from polyformer.applications.embedding import OutputFormat, Parts, Texts, embed
+from polyformer.applications.encoder import Encoder
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.core.ops.layers import pool

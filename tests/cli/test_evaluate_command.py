@@ -7,7 +7,7 @@ import pytest
 
 from polyformer.cli.main import main
 from polyformer.cli.plots.report import REPORT
-from polyformer.cli.plots.report.charts import Growth
+from polyformer.cli.plots.report.page import Growth
 from polyformer.training.recipes.run import Run
 
 TINY = ["--steps", "2", "--device", "cpu", "--tokenizer.algorithm", "bytes", "--model.hidden_size", "16"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polyformer.cli.commands import model_and_texts
+from polyformer.cli.commands import inputs
 from polyformer.cli.commands.explore import ExploreOptions, text_of
 from polyformer.cli.main import main
 
@@ -96,12 +96,12 @@ def test_two_texts_and_two_models_stand_beside_each_other(explored: Callable[...
 def test_two_texts_are_read_by_a_model_that_is_loaded_once(monkeypatch: pytest.MonkeyPatch):
     loaded = []
 
-    def counted(name: str, *rest: Any) -> model_and_texts.ModelAndTexts:
+    def counted(name: str, *rest: Any) -> inputs.ModelAndTexts:
         loaded.append(name)
         return load(name, *rest)
 
-    load = model_and_texts.load
-    monkeypatch.setattr(model_and_texts, "load", counted)
+    load = inputs.load
+    monkeypatch.setattr(inputs, "load", counted)
     assert main(["explore", "encoder-tiny", "one text", "--against", "another", *SMALL]) == 0
     assert loaded == ["encoder-tiny"]
 

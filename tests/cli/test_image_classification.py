@@ -216,7 +216,7 @@ def test_the_report_shows_what_concerns_a_model_of_images(run: Path):
 
 def test_the_report_shows_mistakes_in_validation_rows(run: Path, folder: Path, tmp_path: Path):
     from polyformer.cli.plots.report.examples import examples
-    from polyformer.cli.plots.report.held import read_held_out
+    from polyformer.cli.plots.report.mistakes import read_held_out
 
     copy = tmp_path / "run"
     shutil.copytree(run, copy)

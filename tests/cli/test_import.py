@@ -209,10 +209,10 @@ def test_imports_that_are_no_names(imports: str, mine: Path, complaint: Callable
 
 
 def test_a_recipe_imports_modules_of_this_project(mine: Path, forget: Callable[[], None], capsys: Any):
-    Path("own.yaml").write_text("imports: [polyformer_lab.recurrent]\n")
+    Path("own.yaml").write_text("imports: [polyformer_lab.layers]\n")
     assert main(["train", "own.yaml", "--print"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["imports"] == ["polyformer_lab.recurrent"]
-    assert "polyformer_lab.recurrent" in sys.modules
+    assert yaml.safe_load(capsys.readouterr().out)["imports"] == ["polyformer_lab.layers"]
+    assert "polyformer_lab.layers" in sys.modules
 
 
 @pytest.mark.parametrize(

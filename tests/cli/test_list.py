@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from polyformer.cli.commands.list import ListOptions, entries, matching, run
+from polyformer.cli.commands.names import ListOptions, entries, matching, run_list
 from polyformer.cli.documentation import members
 from polyformer.core.errors import InputError
 from polyformer.core.registry import in_package
@@ -90,4 +90,4 @@ def test_names_of_papers_are_understood(name: str, expected: tuple[str, str]):
 
 def test_an_unknown_word_is_an_error():
     with pytest.raises(InputError, match="unknown name 'performr': did you mean"):
-        run(ListOptions(pattern="performr"))
+        run_list(ListOptions(pattern="performr"))

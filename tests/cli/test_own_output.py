@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli.own_output import VARIABLES
+from polyformer.cli.main import VARIABLES
 
 NOISE = """
 import logging, sys, warnings

@@ -1,14 +1,17 @@
 """Options from words: types, flags, places, dotted names, and complaints of one line."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from polyformer.cli.commands import generate, options_class, tag, train, translate, tune
+from polyformer.cli.commands import Command, load_command, options_class
 from polyformer.cli.commands.options import BARE, DOTTED, parse, split_settings
 from polyformer.core.errors import InputError
-from polyformer_lab.commands import bench
+
+
+def parsed(name: str, words: list[str]) -> Any:
+    """The options of a command."""
+    return parse(name, load_command(name), words)
 
 
 def test_every_sort_of_option():
@@ -23,20 +26,20 @@ def test_every_sort_of_option():
         "--task.labels",
         "[x, y]",
     ]
-    options = parse("train", train, words)
+    options = parsed("train", words)
     assert (options.recipe, options.steps, options.plot, options.print) == ("mine.yaml", -1, True, False)
     assert options.data == "a b.txt"
     assert options.changes == {"optimizer.lr": 1e-3, "task.labels": ["x", "y"]}
-    assert parse("train", train, []) == options_class(train)()
+    assert parsed("train", []) == options_class(load_command("train"))()
 
 
 def test_texts_stay_texts():
-    assert parse("translate", translate, ["run", "yes"]).text == ("yes",)
-    assert parse("translate", translate, ["run", "12", "a b"]).text == ("12", "a b")
-    assert parse("generate", generate, ["run", "--prompt", "{a: 1}"]).prompt == ("{a: 1}",)
-    assert parse("generate", generate, ["run", "--prompt", "null", "--seed", "1"]).prompt == ("null",)
-    assert parse("translate", translate, ["run"]).text == ()
-    assert parse("generate", generate, ["run"]).prompt == ()
+    assert parsed("translate", ["run", "yes"]).text == ("yes",)
+    assert parsed("translate", ["run", "12", "a b"]).text == ("12", "a b")
+    assert parsed("generate", ["run", "--prompt", "{a: 1}"]).prompt == ("{a: 1}",)
+    assert parsed("generate", ["run", "--prompt", "null", "--seed", "1"]).prompt == ("null",)
+    assert parsed("translate", ["run"]).text == ()
+    assert parsed("generate", ["run"]).prompt == ()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_texts_stay_texts():
     ],
 )
 def test_options_come_before_between_and_after_texts(words: list[str]):
-    options = parse("translate", translate, words)
+    options = parsed("translate", words)
     assert (options.run, options.text) == ("run", ("a b", "c"))
     assert (options.source_language, options.num_beams) == ("en", 2)
 
@@ -63,23 +66,23 @@ def test_options_come_before_between_and_after_texts(words: list[str]):
     ],
 )
 def test_prompts_are_arguments_among_options(words: list[str]):
-    options = parse("generate", generate, words)
+    options = parsed("generate", words)
     assert (options.run, options.text, options.prompt) == ("run", ("a b", "c"), ())
     assert (options.seed, options.compile) == (3, True)
 
 
 def test_an_option_of_several_values_ends_at_the_next_option():
-    options = parse("generate", generate, ["--prompt", "a", "b", "--compile", "run"])
+    options = parsed("generate", ["--prompt", "a", "b", "--compile", "run"])
     assert (options.run, options.prompt, options.compile) == ("run", ("a", "b"), True)
     with pytest.raises(
         InputError, match="RUN is missing; put it before --prompt, which takes all the values"
     ):
-        parse("generate", generate, ["--prompt", "a", "run"])
+        parsed("generate", ["--prompt", "a", "run"])
 
 
 def test_texts_may_look_like_options():
-    assert parse("tag", tag, ["run", "-5", "- a list", "--device", "cpu"]).text == ("-5", "- a list")
-    assert parse("tag", tag, ["run", "--device", "cpu", "--", "--x", "-y"]).text == ("--x", "-y")
+    assert parsed("tag", ["run", "-5", "- a list", "--device", "cpu"]).text == ("-5", "- a list")
+    assert parsed("tag", ["run", "--device", "cpu", "--", "--x", "-y"]).text == ("--x", "-y")
 
 
 def test_values_are_read_as_yaml():
@@ -107,36 +110,36 @@ def test_a_setting_of_a_bench_takes_all_values_after_it():
     ]
     settings = {"members": "Window(4) | Global(1)", "lengths": [16, 32], "backward": True, "d": -1}
     assert split_settings(words, BARE, several=True) == (["attention"], settings)
-    assert parse("bench", bench, words).changes == settings
+    assert parsed("bench", words).changes == settings
 
 
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        (train, ["--stepz", "3"], "unknown option '--stepz': did you mean '--steps'"),
-        (train, ["--steps", "many"], "--steps: expected int, got 'many'"),
-        (train, ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
-        (train, ["--steps"], "--steps: expected a value after it"),
-        (train, ["--plot=yes"], "--plot: expected no value after it, got 'yes'"),
-        (generate, ["run", "--temperature", "inf"], "--temperature: expected float, got 'inf'"),
-        (train, ["-x"], "unknown option '-x'"),
+        ("train", ["--stepz", "3"], "unknown option '--stepz': did you mean '--steps'"),
+        ("train", ["--steps", "many"], "--steps: expected int, got 'many'"),
+        ("train", ["--device", "tpu"], "--device: expected 'auto' or 'cpu' or 'cuda', got 'tpu'"),
+        ("train", ["--steps"], "--steps: expected a value after it"),
+        ("train", ["--plot=yes"], "--plot: expected no value after it, got 'yes'"),
+        ("generate", ["run", "--temperature", "inf"], "--temperature: expected float, got 'inf'"),
+        ("train", ["-x"], "unknown option '-x'"),
         (
-            train,
+            "train",
             ["a", "b"],
             "unexpected 'b': expected RECIPE and options .* put quotes around a text of several words",
         ),
-        (train, ["--a.b"], "--a.b: expected a value after it"),
-        (train, ["--a.b", "--steps"], "--a.b: expected a value after it"),
-        (train, ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a string"),
-        (translate, ["--sorce-language", "en", "run"], "unknown option '--sorce-language'"),
-        (tune, ["x"], "unexpected 'x': expected nothing and options"),
-        (generate, [], "RUN is missing; see polyformer command --help"),
-        (bench, ["speed"], "WHAT: expected 'all' or .*'attention' or .*, got 'speed'"),
+        ("train", ["--a.b"], "--a.b: expected a value after it"),
+        ("train", ["--a.b", "--steps"], "--a.b: expected a value after it"),
+        ("train", ["--a.b", "[1"], "--a.b, line 1: not YAML .*; put quotes around a string"),
+        ("translate", ["--sorce-language", "en", "run"], "unknown option '--sorce-language'"),
+        ("tune", ["x"], "unexpected 'x': expected nothing and options"),
+        ("generate", [], "RUN is missing; see polyformer command --help"),
+        ("bench", ["speed"], "WHAT: expected 'all' or .*'attention' or .*, got 'speed'"),
     ],
 )
-def test_complaints(command: Any, words: list[str], message: str):
+def test_complaints(command: str, words: list[str], message: str):
     with pytest.raises(InputError, match=message) as caught:
-        parse("command", command, words)
+        parse("command", load_command(command), words)
     assert "\n" not in str(caught.value)
 
 
@@ -149,5 +152,4 @@ def test_a_command_may_have_no_options():
 
     def run(options: EmptyOptions) -> None: ...
 
-    empty = SimpleNamespace(__doc__="Nothing.", EXAMPLES="", run=run)
-    assert parse("empty", empty, []) == EmptyOptions()  # type: ignore[arg-type]
+    assert parse("empty", Command(run, "Nothing.", ""), []) == EmptyOptions()

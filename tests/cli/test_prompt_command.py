@@ -8,7 +8,7 @@ import checkpoints
 import pytest
 import torch
 
-from polyformer.applications.prompting.scoring import Continuation, log_likelihoods_definition
+from polyformer.applications.prompting import Continuation, log_likelihoods_definition
 from polyformer.training.recipes.run import Run
 
 Trained = Callable[[str], Path]

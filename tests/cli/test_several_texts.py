@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.cli.commands.input_lines import LINES, input_lines
+from polyformer.cli.commands.inputs import LINES, input_lines
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 

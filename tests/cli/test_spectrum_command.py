@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyformer.attention.mechanisms import LinformerConfig
-from polyformer.cli.commands.model_and_texts import load, token_rows
+from polyformer.cli.commands.inputs import load, token_rows
 from polyformer.cli.main import main
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model

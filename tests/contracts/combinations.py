@@ -13,8 +13,7 @@ from variants import VARIANTS
 from polyformer.attention.positions import PositionConfig, RopeConfig
 from polyformer.attention.positions.rope_extensions import RopeExtensionConfig
 from polyformer.cli.commands.show import costs_by_length
-from polyformer.cli.plots.cost import cost
-from polyformer.cli.plots.tree import tree
+from polyformer.cli.plots.model import cost, tree
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer

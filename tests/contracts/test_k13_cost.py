@@ -72,7 +72,7 @@ from polyformer.attention.patterns import (
     Window,
 )
 from polyformer.cli.commands import show
-from polyformer.cli.plots.cost import Cost, cost
+from polyformer.cli.plots.model import Cost, cost
 from polyformer.core.sequence.context import Context
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig

@@ -79,10 +79,10 @@ def command(*options: str) -> Callable[[Path], None]:
     """What a command with an option that is too large raises; its other arguments do not exist."""
 
     def run(folder: Path) -> None:
-        from polyformer.cli.commands import generate
+        from polyformer.cli.commands import load_command
         from polyformer.cli.commands.options import parse
 
-        parse("generate", generate, [str(folder), *options])
+        parse("generate", load_command("generate"), [str(folder), *options])
 
     return run
 

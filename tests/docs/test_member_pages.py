@@ -13,7 +13,7 @@ import polyformer.cli.commands as commands
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.positions import PositionConfig
 from polyformer.cli.documentation import Member, members
-from polyformer.cli.plots.pages import described
+from polyformer.cli.plots.svg import described
 from polyformer.core.config import Config
 from polyformer.core.registry import in_package
 

@@ -43,7 +43,7 @@ from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.run import Run
 from polyformer.training.rl.environments import make_environment
 from polyformer_lab.cells import cells_of
-from polyformer_lab.sources import Sources
+from polyformer_lab.machine import Sources
 from polyformer_lab.study import Study
 from tiny_recipes import TEXT, tiny_recipe
 

@@ -15,11 +15,10 @@ from polyformer.models.plugins import require_imported
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of
 from polyformer_lab.comparison import HEAD, differences
-from polyformer_lab.evidence import Invented, check_rules
 from polyformer_lab.expression import evaluate
-from polyformer_lab.names import check_labels
+from polyformer_lab.machine import Sources
 from polyformer_lab.results import by_name, results_of, write_csv
-from polyformer_lab.sources import Sources
+from polyformer_lab.rules import Invented, check_labels, check_rules
 from polyformer_lab.study import CLAIMS, Study, study_names
 
 TEXTS = {name: (CLAIMS / f"{name}.yaml").read_text(encoding="utf-8") for name in study_names()}

@@ -1,7 +1,6 @@
 """Indexes of stores, heads of GGUF, bytes of Parquet, what was attached, and sizes that are asked for."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 import typing
@@ -23,11 +22,11 @@ from torch import nn
 
 import polyformer
 from gguf_files import Kind, write
-from polyformer.applications.retrieval.index import IndexConfig, make_index
-from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import IndexConfig, make_index
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.applications.retrieval.windows import Reading
-from polyformer.cli.commands import options_class
+from polyformer.cli.commands import load_command, options_class
 from polyformer.cli.commands.options import flag, parse
 from polyformer.data.formats.readers import read_parquet
 from polyformer.models.attached.attach_settings import restore
@@ -173,15 +172,15 @@ COMMANDS = ("generate", "explore", "convert", "embed", "evaluate", "calibrate", 
 @given(st.sampled_from(COMMANDS), st.data())
 def test_sizes_on_the_command_line(command: str, data: st.DataObject):
     """No option may ask for more than its limit: none reaches the command with a larger number."""
-    module = importlib.import_module(f"polyformer.cli.commands.{command}")
-    cls = options_class(module)
+    loaded = load_command(command)
+    cls = options_class(loaded)
     hints = typing.get_type_hints(cls)
     numbers = [field for field in dataclasses.fields(cls) if hints[field.name] in (int, int | None)]
     field, number = data.draw(st.sampled_from(numbers)), data.draw(st.sampled_from(NUMBERS))
     words = ["x", "y", flag(field), json.dumps(number)]
 
     def asked() -> None:
-        value = getattr(parse(command, module, words), field.name)
+        value = getattr(parse(command, loaded, words), field.name)
         assert value is None or value <= field.metadata["most"]
 
     survives(asked)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from polyformer_lab.bench import measuring
+from polyformer_lab.bench import running
 
 SMALL = 8, 16, 32
 
@@ -12,5 +12,5 @@ SMALL = 8, 16, 32
 @pytest.fixture(autouse=True)
 def _small_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no bench compute products of 8.6 GFLOP: a second or more of each test, and no test reads it."""
-    monkeypatch.setattr(measuring, "PRODUCT", SMALL)
-    monkeypatch.setattr(measuring, "PRODUCT_FLOP", 2.0 * math.prod(SMALL))
+    monkeypatch.setattr(running, "PRODUCT", SMALL)
+    monkeypatch.setattr(running, "PRODUCT_FLOP", 2.0 * math.prod(SMALL))

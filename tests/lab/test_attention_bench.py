@@ -12,14 +12,12 @@ import torch
 
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer_lab import memory
-from polyformer_lab.bench import attention, contenders
-from polyformer_lab.bench.attention import AttentionBench, run, slope
-from polyformer_lab.bench.contenders import call
+from polyformer_lab import costs
+from polyformer_lab.bench import attention
+from polyformer_lab.bench.attention import AttentionBench, call, run, slope
 from polyformer_lab.bench.member import BenchmarkCase
-from polyformer_lab.bench.records import Table
-from polyformer_lab.bench.rows import OURS, SPEED, AbsentError
-from polyformer_lab.memory import peak_mib
+from polyformer_lab.bench.rows import OURS, SPEED, AbsentError, Table
+from polyformer_lab.costs import peak_mib
 
 
 def small(tmp_path: Path, **changes: Any) -> AttentionBench:
@@ -118,11 +116,11 @@ def test_a_peer_that_fails_is_a_note_but_ours_is_not(tmp_path: Path, monkeypatch
     def fails(*_: Any) -> Any:
         raise RuntimeError("out of luck\nand more")
 
-    monkeypatch.setitem(contenders.PEERS, "sdpa", fails)
+    monkeypatch.setitem(attention.PEERS, "sdpa", fails)
     (record,) = run(small(tmp_path, against=("sdpa",))).records
     assert record.absent == {"sdpa": "RuntimeError: out of luck and more"}
     assert len(record.comparisons) == 4, "shares of the product speed"
-    monkeypatch.setattr(contenders, "_ours", fails)
+    monkeypatch.setattr(attention, "_ours", fails)
     with pytest.raises(RuntimeError, match="out of luck"):
         run(small(tmp_path))
 
@@ -149,7 +147,7 @@ def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
             )
             return super().submit(float) if ours else super().submit(os._exit, 1)
 
-    monkeypatch.setattr(memory, "ProcessPoolExecutor", Dying)
+    monkeypatch.setattr(costs, "ProcessPoolExecutor", Dying)
     settings = {"members": ("Window(4)",), "against": ("unfused",), "lengths": (16,), "memory": True}
     (record,) = run(small(tmp_path, **settings)).records
     assert record.absent == {"unfused": "it needs more memory than there is"}

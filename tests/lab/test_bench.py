@@ -12,12 +12,10 @@ import torch
 from forking import run_python, start_python
 from polyformer import InputError
 from polyformer.cli.main import main
-from polyformer_lab.bench import generation, measuring, running
-from polyformer_lab.bench.all import LIST, AllBench, run
-from polyformer_lab.bench.measuring import measure
-from polyformer_lab.bench.records import Record, Table
-from polyformer_lab.bench.report import markdown
-from polyformer_lab.bench.rows import OURS, SPEED, Case, Row
+from polyformer_lab.bench import generation, running
+from polyformer_lab.bench.all import LIST, AllBench, run_all
+from polyformer_lab.bench.rows import OURS, SPEED, Case, Record, Row, Table
+from polyformer_lab.bench.running import markdown, measure
 
 
 def row(**contenders) -> Row:
@@ -136,13 +134,13 @@ def test_short_calls_are_repeated_and_their_share_of_the_product_speed_is_counte
         clock[0] += 1e-2
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(measuring, "products_at_their_best", lambda: {"product": product})
+    monkeypatch.setattr(running, "products_at_their_best", lambda: {"product": product})
     case = Case({OURS: lambda: call}, flop={OURS: 1e9}, work={"tokens": 3})
     record = measure(Row("mine", "mine", lambda: [case], asked={(OURS, SPEED): 0.5}, repeats=1))
     assert 202 <= len(calls) <= 203  # once to prepare, once to count the loops, then 2 milliseconds
     (share,) = record.comparisons
     (case,) = record.cases
-    assert case.peak == pytest.approx(measuring.PRODUCT_FLOP / 1e-2)
+    assert case.peak == pytest.approx(running.PRODUCT_FLOP / 1e-2)
     assert (share.peer, share.asked, share.verdict) == (SPEED, 0.5, "reached")
     assert share.ratio == pytest.approx(1e9 / case.seconds[OURS].median / case.peak)
     assert case.facts[OURS]["tokens/s"] == pytest.approx(3 / 1e-5)
@@ -175,15 +173,15 @@ def test_what_is_kept_is_not_measured_again_and_what_failed_is(
     config = AllBench(only=("window", "lsh"), out=str(file))
     failed = Record(row="", what="", instructions="", date="2026-01-01", failure="no luck")
     monkeypatch.setattr(running, "in_process", fake(failed, calls))
-    run(config)
+    run_all(config)
     both = [(name, instructions) for name in config.only for instructions in ("default", "avx2")]
     assert calls == both
     assert "window (avx2): failed: no luck" in capsys.readouterr().out
     monkeypatch.setattr(running, "in_process", fake(dataclasses.replace(failed, failure=None), calls))
-    run(dataclasses.replace(config, only=("lsh",)))
-    run(config)
+    run_all(dataclasses.replace(config, only=("lsh",)))
+    run_all(config)
     assert calls[4:] == [*both[2:], *both[:2]]
-    run(config)
+    run_all(config)
     assert len(calls) == 8
     assert [record.failure for record in Table.load(file).records] == [None] * 4
 
@@ -194,11 +192,11 @@ def test_a_device_gets_the_whole_table_once(tmp_path: Path, monkeypatch: pytest.
         running, "in_process", fake(Record(row="", what="", instructions="", date="now"), calls)
     )
     with pytest.raises(InputError, match="out: expected a file, got the directory"):
-        run(AllBench(only=("lsh",), out=str(tmp_path)))
+        run_all(AllBench(only=("lsh",), out=str(tmp_path)))
     assert not calls
     with table.open("wb", buffering=0) as file:
         file.write(b"before\n")
-        run(AllBench(only=("window", "lsh"), out=f"/dev/fd/{file.fileno()}"))
+        run_all(AllBench(only=("window", "lsh"), out=f"/dev/fd/{file.fileno()}"))
     before, *lines = table.read_text().splitlines()
     assert before == "before"
     assert {record["row"] for record in json.loads("".join(lines))["records"]} == {"window", "lsh"}
@@ -209,7 +207,7 @@ def test_a_processor_without_wide_vectors_is_measured_once(monkeypatch: pytest.M
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     record = Record(row="", what="", instructions="", date="2026-01-01")
     monkeypatch.setattr(running, "in_process", fake(record, calls))
-    run(AllBench(only=("lsh",)))
+    run_all(AllBench(only=("lsh",)))
     assert calls == [("lsh", "default")]
     assert "avx2: left out, as the processor's own instructions are AVX2" in capsys.readouterr().out
 

@@ -12,11 +12,10 @@ from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
 from polyformer.data.tokenizers.loading import build_tokenizer
-from polyformer_lab.bench import attached, families, generation, models, neighbours, overhead, store
+from polyformer_lab.bench import generation, models, neighbours, overhead, passes
+from polyformer_lab.bench.overhead import plain_decoder
 from polyformer_lab.bench.passes import agreement
-from polyformer_lab.bench.plain_decoder import plain_decoder
-from polyformer_lab.bench.records import MeasuredCase, Table
-from polyformer_lab.bench.rows import OURS
+from polyformer_lab.bench.rows import OURS, MeasuredCase, Table
 
 BOTH = {"transformers", OURS}
 
@@ -30,8 +29,8 @@ def cases_of(table: Table) -> dict[str, MeasuredCase]:
 
 def test_attached_patterns() -> None:
     pytest.importorskip("transformers")
-    bench = attached.AttachedBench(length=64, layers=1, hidden_size=16, heads=2, repeats=1)
-    table = attached.run(bench)
+    bench = models.AttachedBench(length=64, layers=1, hidden_size=16, heads=2, repeats=1)
+    table = models.run_attached(bench)
     cases = cases_of(table)
     assert [*cases] == ["attached forward", "attached forward and backward"]
     assert all(case.seconds.keys() == BOTH for case in cases.values())
@@ -43,7 +42,7 @@ FAMILY = {"layers": 1, "batch": 2, "batches": 1, "length": 12, "repeats": 1}
 
 def test_families_with_full_rows() -> None:
     pytest.importorskip("transformers")
-    cases = cases_of(families.run(families.FamiliesBench(**FAMILY, backward=True)))  # type: ignore[arg-type]
+    cases = cases_of(passes.run_families(passes.FamiliesBench(**FAMILY, backward=True)))  # type: ignore[arg-type]
     assert [*cases] == ["bert-base forward", "bert-base forward and backward"]
     facts = cases["bert-base forward"].facts["transformers"]
     assert (facts["real tokens"], facts["agrees"]) == (1, 1)
@@ -55,18 +54,18 @@ def test_real_texts_are_padded_to_the_longest(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
     tokenizer = build_tokenizer(TokenizerConfig(algorithm="wordpiece", vocab_size=60), ["good bad film"] * 9)
     tokenizer.save(tmp_path)
-    bench = families.FamiliesBench(batch=2, length=64, data=str(tmp_path), tokenizer=str(tmp_path))
-    results = families.texts(bench, 60)
+    bench = passes.FamiliesBench(batch=2, length=64, data=str(tmp_path), tokenizer=str(tmp_path))
+    results = passes.texts(bench, 60)
     expected = [[len(tokenizer.encode(row.split("\t")[2])) for row in rows[i : i + 2]] for i in (0, 2)]
     assert [batch["attention_mask"].sum(1).tolist() for batch in results] == expected
     assert [batch["input_ids"].shape[1] for batch in results] == [max(lengths) for lengths in expected]
-    random = families.texts(families.FamiliesBench(lengths=(3, 1), batches=1), 60)
+    random = passes.texts(passes.FamiliesBench(lengths=(3, 1), batches=1), 60)
     assert [batch["attention_mask"].tolist() for batch in random] == [[[1, 1, 1], [1, 0, 0]]]
 
 
 def test_the_head_of_a_family_can_be_chosen() -> None:
     pytest.importorskip("transformers")
-    sides = families.pair("bert-base", families.FamiliesBench(layers=1, head="classify"))
+    sides = passes.pair("bert-base", passes.FamiliesBench(layers=1, head="classify"))
     assert sides.ours.config.head.kind == "classify"
     assert type(sides.theirs).__name__ == "BertForSequenceClassification"
 
@@ -120,7 +119,7 @@ def test_without_transformers_ours_is_measured_alone(monkeypatch: pytest.MonkeyP
     (record,) = generation.run(WRITING).records
     assert [[*case.seconds] for case in record.cases] == [[OURS]] * 3
     assert record.absent["transformers"] == "transformers is not installed (pip install 'polyformer[peers]')"
-    (record,) = models.run(dataclasses.replace(SMALL, models=("longformer",))).records
+    (record,) = models.run_models(dataclasses.replace(SMALL, models=("longformer",))).records
     assert (record.cases, record.absent) == ((), {"transformers": "not installed (transformers)"})
 
 
@@ -145,7 +144,7 @@ def test_whole_models_compute_the_same(kind: str) -> None:
 
 def test_whole_models_are_measured() -> None:
     pytest.importorskip("transformers")
-    cases = cases_of(models.run(dataclasses.replace(SMALL, dtype="float32")))
+    cases = cases_of(models.run_models(dataclasses.replace(SMALL, dtype="float32")))
     assert [*cases] == [
         f"{kind} {name}" for kind in models.PAIRS for name in ("forward", "forward and backward")
     ]
@@ -158,7 +157,7 @@ def test_every_search_is_timed_and_the_index_finds_most(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     sizes = {"entries": 10_000, "width": 16, "batch": 3, "neighbours": 10, "centres": 50, "rank": 4}
     bench = neighbours.NeighboursBench(**sizes, repeats=1, folder=str(tmp_path / "store"))
-    (case,) = cases_of(neighbours.run(bench)).values()
+    (case,) = cases_of(neighbours.run_neighbours(bench)).values()
     assert case.seconds.keys() >= {"read", OURS, "IVF-PQ"}
     assert case.facts["IVF-PQ"]["recall"] > 0.5
     assert case.facts["read"]["GB of keys/s"] > 0
@@ -169,7 +168,7 @@ def test_every_search_is_timed_and_the_index_finds_most(tmp_path: Path) -> None:
 
 def test_a_store_of_a_memorizing_transformer() -> None:
     sizes = {"entries": 200, "queries": 8, "width": 8, "neighbours": 4, "centres": 10, "rank": 2}
-    cases = cases_of(store.run(store.StoreBench(**sizes, repeats=1)))
+    cases = cases_of(neighbours.run_store(neighbours.StoreBench(**sizes, repeats=1)))
     assert {f"{OURS}-plain", f"{OURS}-tiled"} <= cases["store look up"].seconds.keys()
     assert OURS in cases["store store"].seconds
 

@@ -13,10 +13,10 @@ from small_sources import write_sources
 from forking import processes
 from polyformer.models.architectures import build_model
 from polyformer.training.recipes import Recipe
-from polyformer_lab import engine, memory
+from polyformer_lab import costs, engine
 from polyformer_lab.catalogue import recorded, result_pages
-from polyformer_lab.evidence import check_rules, find_faults
 from polyformer_lab.results import OUTCOMES, read_csv
+from polyformer_lab.rules import check_rules, find_faults
 from polyformer_lab.study import OF_A_CLAIM, Study, study_names
 from registered import EVERYTHING
 
@@ -54,7 +54,7 @@ def test_every_claim_is_stated_in_full_and_recorded():
 def test_a_small_run_gives_every_verdict(
     name: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(memory, "get_context", lambda _: processes)  # forked, not new: peaks are of a call
+    monkeypatch.setattr(costs, "get_context", lambda _: processes)  # forked, not new: peaks are of a call
     study = STUDIES[name].in_quick()
     running = engine.opened(study, tmp_path, str(sources), {}, f"polyformer reproduce {name}")
     page = engine.run([running], tmp_path / "page.html", quick=True)

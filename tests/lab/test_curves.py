@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from polyformer.core.measuring import new_figure
-from polyformer_lab.curves import Point, mean_curves, validation_metric
-from polyformer_lab.plot import FEW, caption, draw_band
+from polyformer_lab.comparison import FEW, Point, caption, draw_band, mean_curves, validation_metric
 
 POINTS = [("a", 10.0, 1.0), ("a", 10.0, 2.0), ("a", 10.0, 6.0), ("a", 20.0, 4.0), ("b", 10.0, math.inf)]
 ERROR = math.sqrt(7 / 3)

@@ -8,7 +8,7 @@ from polyformer.core.ops.layers import pool
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer_lab.decoder_classification import DecoderClassification, DecoderClassificationConfig
+from polyformer_lab.layers import DecoderClassification, DecoderClassificationConfig
 
 
 def test_logits_are_a_linear_layer_of_the_last_token_without_padding():

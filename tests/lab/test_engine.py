@@ -18,8 +18,8 @@ from polyformer.cli.main import main
 from polyformer.models.plugins import IMPORTED_NAMES
 from polyformer_lab import processes
 from polyformer_lab.cells import MEASURES, cells_of, ordered
+from polyformer_lab.machine import Sources
 from polyformer_lab.results import read_csv
-from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 from registered import EVERYTHING
 

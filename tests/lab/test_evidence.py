@@ -7,8 +7,8 @@ import pytest
 
 from polyformer import InputError
 from polyformer_lab.catalogue import Recorded
-from polyformer_lab.evidence import check_rules, find_faults
 from polyformer_lab.results import Results
+from polyformer_lab.rules import check_rules, find_faults
 from polyformer_lab.study import Study
 
 

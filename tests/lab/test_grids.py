@@ -10,9 +10,9 @@ from polyformer import InputError
 from polyformer.training.optimizers import SGD, AdamW
 from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell, cells_of
+from polyformer_lab.machine import Sources
 from polyformer_lab.processes import THREADS, threads_of_each
 from polyformer_lab.results import Results, read_csv, write_csv
-from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 
 RATES = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer_lab.bench.generation_libraries import LAYER, WHOLE, llama_cpp, write_gguf
+from polyformer_lab.bench.generation import LAYER, WHOLE, llama_cpp, write_gguf
 from polyformer_lab.bench.passes import Pair
 from polyformer_lab.bench.rows import AbsentError
 

@@ -1,6 +1,6 @@
 """What a forward pass keeps for the backward pass, by wiring and depth."""
 
-from polyformer_lab.measures.activation_memory import Size, kept_mib
+from polyformer_lab.measures.time_and_memory import Size, kept_mib
 
 
 def test_a_reversible_forward_pass_keeps_two_tensors_for_any_depth():

@@ -10,13 +10,11 @@ from polyformer.core.host_values import next_labels
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.presets import create_model
 from polyformer.training.recipes.fit import Fitted
-from polyformer_lab.ablated import NoNormConfig, PlainBlockConfig
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.ensembles import Ensemble
-from polyformer_lab.measures.learned_spans import learned_spans
-from polyformer_lab.measures.sliding_cost import sliding_cost
+from polyformer_lab.layers import NoNormConfig, PlainBlockConfig, RecurrentWriter
+from polyformer_lab.measures.compute import sliding_cost
+from polyformer_lab.measures.scores import Ensemble, learned_spans
 from polyformer_lab.measures.strings import writer_of
-from polyformer_lab.recurrent import RecurrentWriter
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 20}
 

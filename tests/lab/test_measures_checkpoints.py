@@ -12,11 +12,10 @@ from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row
-from polyformer_lab.measures.attention import received
+from polyformer_lab.measures.attention import SPECIAL, received, separated, within
+from polyformer_lab.measures.encoders import cut_out, documents_of, ranked, vectors
 from polyformer_lab.measures.exits import at
 from polyformer_lab.measures.long_texts import slowed
-from polyformer_lab.measures.passages import cut_out, documents_of, ranked, vectors
-from polyformer_lab.measures.senses import SPECIAL, separated, within
 
 BOOK = "".join(f"Line {i} of the book, and all was quiet.\n" for i in range(200))
 

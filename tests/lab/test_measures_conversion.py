@@ -7,7 +7,7 @@ import torch
 
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import cells_of
-from polyformer_lab.sources import Sources
+from polyformer_lab.machine import Sources
 from polyformer_lab.study import Study
 
 

@@ -4,8 +4,7 @@ import gzip
 from pathlib import Path
 
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.domains import two_domains
-from polyformer_lab.measures.spalm import rows_of
+from polyformer_lab.measures.nearest_neighbours import rows_of, two_domains
 
 ARTICLE = " = Article {0} = \n \n The house of number {0} stands in street {1} . \n \n"
 VERSE = "A green bottle hangs on wall {0}, and if it falls, {0} others do too.\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.models.presets import create_model
-from polyformer_lab.measures.exit_rules import lowest, scorer
+from polyformer_lab.measures.exits import lowest, scorer
 
 
 def test_the_lowest_threshold_keeps_the_risk():

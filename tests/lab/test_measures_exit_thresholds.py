@@ -1,6 +1,6 @@
 """Thresholds of exits are chosen by their definition."""
 
-from polyformer_lab.measures.exit_thresholds import Scores, Thresholds, choose, each
+from polyformer_lab.measures.exits import Scores, Thresholds, choose, each
 
 
 def test_the_threshold_of_the_fewest_layers_is_chosen_among_the_good():

@@ -1,7 +1,7 @@
 """The keys of a pixel in models of images."""
 
 from polyformer.attention.patterns import Full, Local1D, Local2D
-from polyformer_lab.measures.images import keys
+from polyformer_lab.measures.scores import keys
 
 
 def test_keys_are_counted_as_a_decoder_sees_them():

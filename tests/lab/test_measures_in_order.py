@@ -15,7 +15,7 @@ from polyformer.nn.memory.base import set_length
 from polyformer.training.recipes.fit import Fitted
 from polyformer.training.tasks import LanguageModellingConfig
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.in_order import in_order_by_store, perplexity
+from polyformer_lab.measures.long_texts import in_order_by_store, perplexity
 
 WORDS = [f"w{n}" for n in range(20)]
 

@@ -9,7 +9,7 @@ import pytest
 from polyformer import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.labelled import FEW, TEST, TRAIN, labelled, long_reviews, read_texts
+from polyformer_lab.measures.texts import FEW, TEST, TRAIN, labelled, long_reviews, read_texts
 
 
 def reviews(folder: Path, train: int = 60, test: int = 20) -> str:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from polyformer_lab.measures.labelled import TEST, TRAIN
-from polyformer_lab.measures.labelled_pairs import labelled_pairs, opposites
+from polyformer_lab.measures.texts import TEST, TRAIN, labelled_pairs, opposites
 
 
 def test_pairs_have_both_labels_in_both_orders():

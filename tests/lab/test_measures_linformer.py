@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.linformer_times import Call, compared, prepared
-from polyformer_lab.measures.projections import Problem, projection_errors
+from polyformer_lab.measures.approximations import Problem, projection_errors
+from polyformer_lab.measures.time_and_memory import Call, compared, prepared
 
 
 def errors(**changes: Any) -> dict[tuple[str, str, int], float]:

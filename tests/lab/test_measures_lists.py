@@ -9,8 +9,8 @@ import torch
 from polyformer import InputError
 from polyformer.data import listops
 from polyformer_lab.cells import cells_of
-from polyformer_lab.measures.lists import drawn, outermost
-from polyformer_lab.sources import Sources
+from polyformer_lab.machine import Sources
+from polyformer_lab.measures.generated import drawn, outermost
 from polyformer_lab.study import Study
 
 LISTS = {"depth": 5, "items": 6, "nested": 0.4}

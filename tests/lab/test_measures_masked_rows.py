@@ -9,10 +9,9 @@ import pytest
 from small_sources import write_sources
 
 from polyformer_lab.cells import cells_of
-from polyformer_lab.measures.masked_rows import masked_rows
-from polyformer_lab.measures.sentence_retrieval import matched
-from polyformer_lab.measures.translation_directions import directions
-from polyformer_lab.sources import Sources
+from polyformer_lab.machine import Sources
+from polyformer_lab.measures.encoders import directions, matched
+from polyformer_lab.measures.scores import masked_rows
 from polyformer_lab.study import Study
 
 

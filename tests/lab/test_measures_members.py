@@ -12,21 +12,35 @@ from polyformer.attention.positions import PositionConfig
 from polyformer.nn.depth import DepthConfig
 from polyformer.nn.memory import MemoryConfig
 from polyformer_lab.cells import cells_of
+from polyformer_lab.machine import Sources
 from polyformer_lab.measures.members import compared, judged, members
-from polyformer_lab.members.listing import ABSENT, CONTROL, DENSE, OPTIONS, Family, Row, every_row
-from polyformer_lab.members.pictures import LEVELS, as_rows
-from polyformer_lab.members.questions import (
+from polyformer_lab.members.listing import (
+    ABSENT,
+    CONTROL,
+    DENSE,
+    OPTIONS,
+    Family,
+    Row,
+    every_row,
+)
+from polyformer_lab.members.trial import (
     BACK,
     DISTANCE,
     HIDDEN,
     KINDS,
+    LEVELS,
     VOCABULARY,
+    Budget,
     Rows,
     Side,
+    as_rows,
+    backward,
+    logits_of,
+    model,
     questions,
+    refusal,
+    train,
 )
-from polyformer_lab.members.trial import Budget, backward, logits_of, model, refusal, train
-from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 from registered import registered
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.memory_slots import COMMON, own_letters
+from polyformer_lab.measures.long_texts import COMMON, own_letters
 
 
 def run(folder: Path, memory: str) -> list[dict[str, Any]]:

@@ -12,8 +12,14 @@ from polyformer.data import TokenizerConfig, build_tokenizer
 from polyformer.training.tasks import LanguageModelling
 from polyformer.training.tasks.text import exp
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.nearest_neighbours import beginning, datastore, perplexity
-from polyformer_lab.measures.spalm import mixtures, own_log_p, targets
+from polyformer_lab.measures.nearest_neighbours import (
+    beginning,
+    datastore,
+    mixtures,
+    own_log_p,
+    perplexity,
+    targets,
+)
 from polyformer_lab.measures.texts import articles
 
 TEXT = "".join(f"{number} green bottles hang on the wall of house {number % 7}\n" for number in range(40))

@@ -15,9 +15,9 @@ from polyformer.training.recipes import Recipe
 from polyformer.training.tasks import MaskedModelling, MaskedModellingConfig
 from polyformer.training.tasks.masked import ElectraConfig
 from polyformer_lab.cells import cells_of
-from polyformer_lab.measures.operations import operations
-from polyformer_lab.measures.probing import features, probed
-from polyformer_lab.sources import Sources
+from polyformer_lab.machine import Sources
+from polyformer_lab.measures.compute import operations
+from polyformer_lab.measures.encoders import features, probed
 from polyformer_lab.study import Study
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.random_features import feature_errors
+from polyformer_lab.measures.approximations import feature_errors
 
 SIZES = {"features": (16, 64), "length": 32, "width": 4, "draws": 4, "size": 0.5}
 

@@ -9,10 +9,9 @@ from torch import nn
 from polyformer.core.sequence.context import Context
 from polyformer.models.presets import create_model
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.loss_surface import drawn_direction, moved_loss
-from polyformer_lab.measures.training_steps import training_steps
-from polyformer_lab.measures.translation_compute import step_of_level, weights
-from polyformer_lab.recurrent import EndsConfig, LSTMConfig, LSTMLayer
+from polyformer_lab.layers import EndsConfig, LSTMConfig, LSTMLayer
+from polyformer_lab.measures.compute import step_of_level, training_steps, weights
+from polyformer_lab.measures.scores import drawn_direction, moved_loss
 
 SIZES = {"hidden_size": 8, "vocab_size": 20, "position": "none"}
 ABSENT = {"num_attention_heads": 1, "head_size": 1, "bias": False, "mechanism": "none"}

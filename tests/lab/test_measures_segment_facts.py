@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns import ETC
-from polyformer_lab.measures.segment_facts import created, drawn
+from polyformer_lab.measures.strings import drawn, facts_encoder
 
 SEGMENTS, LENGTH, VALUES = 4, 3, 5
 KEYS = SEGMENTS * LENGTH
@@ -54,7 +54,7 @@ def test_a_hard_mask_hides_the_facts_of_other_segments(hard: bool):
         "attention": ETC(SEGMENTS, 1, hard_g2l=hard),
         "position": f"etc_labels(global_tokens={SEGMENTS}, max_distance=2)",
     }
-    encoder = created(model, **FACTS, place="own").eval()
+    encoder = facts_encoder(model, **FACTS, place="own").eval()
     batch = drawn(1, torch.Generator().manual_seed(0), **FACTS, place="own")
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
     changed["input_ids"][0, -1] = (changed["input_ids"][0, -1] + 1) % (KEYS * VALUES)

@@ -3,7 +3,7 @@
 import torch
 
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer_lab.measures.segment_reviews import Reviews
+from polyformer_lab.measures.strings import Reviews
 
 
 def test_each_global_token_has_the_label_of_its_review():

@@ -8,7 +8,7 @@ import torch
 
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
-from polyformer_lab.measures.segments import batches, perplexity
+from polyformer_lab.measures.long_texts import batches, segment_perplexity
 
 
 def tiny(position: str) -> Transformer:
@@ -31,7 +31,7 @@ def test_segments_predict_every_token_once(length: int):
             nats -= math.log(float(logits[place - 1].softmax(-1)[segment[place]]))
             predicted += 1
     assert predicted == 36
-    assert perplexity(model, ids, length) == pytest.approx(math.exp(nats / 36), rel=1e-9)
+    assert segment_perplexity(model, ids, length) == pytest.approx(math.exp(nats / 36), rel=1e-9)
 
 
 def test_batches_of_segments_hold_the_same_rows():
@@ -44,5 +44,5 @@ def test_batches_of_segments_hold_the_same_rows():
 
 def test_learned_positions_end():
     model, ids = tiny("learned"), torch.arange(20)
-    assert perplexity(model, ids, 8) is not None
-    assert perplexity(model, ids, 9) is None
+    assert segment_perplexity(model, ids, 8) is not None
+    assert segment_perplexity(model, ids, 9) is None

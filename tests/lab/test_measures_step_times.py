@@ -3,7 +3,7 @@
 import torch
 
 from polyformer.models.presets import create_model
-from polyformer_lab.measures.step_times import step
+from polyformer_lab.measures.compute import step
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 300}
 

@@ -7,8 +7,8 @@ import torch
 
 from polyformer.core.sequence.tokens import Tokens
 from polyformer_lab.cells import cells_of
+from polyformer_lab.machine import Sources
 from polyformer_lab.measures.strings import writer_of
-from polyformer_lab.sources import Sources
 from polyformer_lab.study import Study
 
 

@@ -9,7 +9,7 @@ import pytest
 from polyformer import InputError
 from polyformer.data.formats import readers as formats
 from polyformer_lab.measures import texts
-from polyformer_lab.measures.opening_sentences import opening_sentences
+from polyformer_lab.measures.texts import opening_sentences
 
 BOOK = "".join(f"Line {i} of the book, and all was quiet.\n" for i in range(400))
 

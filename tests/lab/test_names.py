@@ -12,7 +12,7 @@ from polyformer.training.recipes import Recipe
 from polyformer_lab.cells import Cell
 from polyformer_lab.expression import references
 from polyformer_lab.measures.scores import scores
-from polyformer_lab.names import SIZES, check_labels, check_metrics, first_row_note, task_metrics
+from polyformer_lab.rules import SIZES, check_labels, check_metrics, first_row_note, task_metrics
 from polyformer_lab.study import Study, study_names
 from tiny_recipes import TEXT, tiny_recipe
 

@@ -11,8 +11,7 @@ from polyformer.applications.retrieval.store import open_folder
 from polyformer.data.rows.neighbours import ROWS
 from polyformer.nn.heads import HeadInput, HeadShape
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.spalm import files_of, rows_of
-from polyformer_lab.neighbour_distances import STEPS, DistanceHeadConfig
+from polyformer_lab.measures.nearest_neighbours import DISTANCE_STEPS, DistanceHeadConfig, files_of, rows_of
 
 LINES = ["The house of number 4 stands in street 7 .", "A river runs in street 4 .", "The house stands ."]
 
@@ -28,7 +27,7 @@ def test_distances_are_subtracted_from_the_scores():
         head = DistanceHeadConfig(scale=scale, factor=3.0).build(shape)
         torch.nn.init.zeros_(head.gate.weight)
         vectors = table[tokens[..., :4]]
-        scores = (vectors @ h.unsqueeze(-1)).squeeze(-1) - (scale or 0.0) * steps[..., :4] / STEPS
+        scores = (vectors @ h.unsqueeze(-1)).squeeze(-1) - (scale or 0.0) * steps[..., :4] / DISTANCE_STEPS
         pooled = 3 * (scores.softmax(-1).unsqueeze(-2) @ vectors).squeeze(-2)
         torch.testing.assert_close(head.states(inputs), (pooled + h) / 2)
 
@@ -61,4 +60,4 @@ def test_neighbours_have_the_distances_of_the_store(tmp_path: Path):
         kept = steps[:-1]
         assert (np.diff(kept) >= 0).all(), "the nearest first"
         mean = mean or kept.mean()
-    assert abs(mean - STEPS) < 1, "a step is a fiftieth of the mean distance of the training text"
+    assert abs(mean - DISTANCE_STEPS) < 1, "a step is a fiftieth of the mean distance of the training text"

@@ -10,7 +10,7 @@ from polyformer.attention.functional.attend import attend
 from polyformer.attention.mechanisms.linformer import Linformer
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead
 from polyformer_lab.bench import peers
-from polyformer_lab.bench.contenders import PEERS, _ours
+from polyformer_lab.bench.attention import PEERS, _ours
 from polyformer_lab.bench.member import Alone, Attention, BenchmarkCase
 from polyformer_lab.bench.peers import PublicLinformer
 from polyformer_lab.bench.rows import AbsentError

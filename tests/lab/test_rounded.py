@@ -5,7 +5,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.nn.feedforward.feedforward import DenseConfig
-from polyformer_lab.rounded import RoundedConfig, Rounding, with_rounding
+from polyformer_lab.layers import RoundedConfig, Rounding, with_rounding
 
 
 def test_weights_are_rounded_and_the_gradient_is_not():

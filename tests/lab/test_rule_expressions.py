@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from polyformer import InputError
-from polyformer_lab.evidence import Invented, is_contradicted
 from polyformer_lab.expression import evaluate
 from polyformer_lab.results import Results
+from polyformer_lab.rules import Invented, is_contradicted
 from polyformer_lab.study import Claim, Study, study_names
 
 LOSSES = {("a", "8"): [1.0, 3.0], ("a", "16"): [2.0, 2.0], ("a", "32"): [4.0, 1.0]}

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polyformer_lab.catalogue import recorded, result_pages
-from polyformer_lab.citations import Citations
-from polyformer_lab.statements import (
+from polyformer_lab.catalogue import Citations, recorded, result_pages
+from polyformer_lab.documentation import (
     MISSING,
     VERDICTS,
     WRONG,

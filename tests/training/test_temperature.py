@@ -126,7 +126,7 @@ def test_a_run_is_calibrated_and_its_report_shows_it(
     loaded.task.tokenizer.save(tmp_path / "copy")
     copied = polyformer.load(tmp_path / "copy", "cpu").classify("good good film").probabilities
     assert [*copied.values()] == pytest.approx([*shares.values()], abs=1e-6)
-    from polyformer.cli.plots.report.charts import reliability
+    from polyformer.cli.plots.report.page import reliability
 
     page = reliability(Run.open(tmp_path / "run"))
     assert "expected calibration error" in page

@@ -1,5 +1,8 @@
-"""Whole models, Longformer and BigBird, compared with transformers, with the same weights."""
+"""Whole encoders compared with transformers: models (ours, with the same weights), and attached (its own
+model with our pattern).
+"""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -11,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead, PerLayer
+from polyformer.attention.patterns.base import Pattern
 from polyformer.core.errors import InputError
+from polyformer.models.attached.attach import attach
 from polyformer.models.checkpoints import convert, from_transformers
 from polyformer.nn.heads import EmbedConfig
 from polyformer_lab.bench.passes import PASSES, Batch, Pair, agreement, cases
@@ -59,7 +64,10 @@ class EncoderBench(DeviceBench):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelsBench(EncoderBench):
-    """Encoders without a head."""
+    """Whole models, Longformer and BigBird, compared with transformers, with the same weights.
+
+    Encoders without a head.
+    """
 
     models: tuple[str, ...] = ("longformer", "bigbird")
     passes: tuple[str, ...] = PASSES
@@ -167,4 +175,32 @@ def _placed(ours: nn.Module, theirs: nn.Module, config: ModelsBench) -> Pair:
 
 PAIRS: dict[str, Callable[[ModelsBench], tuple[Pair, Batch]]] = {"longformer": longformer, "bigbird": bigbird}
 
-run = runner(ModelsBench)
+run_models = runner(ModelsBench)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttachedBench(EncoderBench):
+    """A model of transformers compared with itself with a pattern attached: random BERT, a long text.
+
+    BERT of transformers, without dropout; the forward pass only, and with the backward pass.
+    """
+
+    pattern: Pattern = Pattern.from_text("Window(64)")
+    hidden_size: int = 256  # with heads and layers: the sizes of BERT-Mini
+    heads: int = 4
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the only row."""
+        yield self.row("attached", f"BERT with {self.pattern.to_text()} attached", self._cases)
+
+    def _cases(self) -> Iterator[Case]:
+        from transformers import BertConfig, BertModel
+
+        torch.manual_seed(0)
+        shape = BertConfig(**self.sizes(), max_position_embeddings=self.length)
+        plain: Any = BertModel(shape, add_pooling_layer=False).to(**self.place)  # pyright: ignore
+        pair = Pair(attach(copy.deepcopy(plain), self.pattern), plain)
+        yield from cases(pair, [{"input_ids": self.ids()}], PASSES)
+
+
+run_attached = runner(AttachedBench)

@@ -1,39 +1,44 @@
-"""Search among the keys of a datastore by comparing all keys, compared with the flat search of faiss in
-memory, an IVF-PQ index with its recall, and a Milvus server.
-
-Keys are drawn around centres, in a space of fewer dimensions than their width, like hidden states; queries
-are drawn like keys. The store is in FOLDER, and in the collection `milvus`, and is reused. `read` is the time
-in which all threads read the mapped keys once: no search of all keys is faster. With many queries the
-products take most of the time, so their share of the product speed is shown too.
+"""Searches for nearest neighbours: among the keys of a datastore (neighbours), and in the store of a
+Memorizing Transformer (store).
 """
 
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from polyformer.applications.retrieval.entries import KEYS, VALUES
-from polyformer.applications.retrieval.flat import as_tensor, nearest
-from polyformer.applications.retrieval.index import IndexConfig, imported_faiss, make_index
-from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.milvus_server import Address, Server
-from polyformer.applications.retrieval.milvus_store import (
+from polyformer.applications.retrieval.entries import KEYS, VALUES, Manifest
+from polyformer.applications.retrieval.milvus import (
     MANIFEST_ROW,
+    Address,
     MilvusStore,
     MilvusWriter,
+    Server,
     create_entries,
     open_in_milvus,
     sole_builder,
 )
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import (
+    IndexConfig,
+    as_tensor,
+    imported_faiss,
+    make_index,
+    nearest,
+)
 from polyformer.applications.retrieval.store import FolderStore, open_folder
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_directory
 from polyformer.core.measuring import time_once
-from polyformer_lab.bench.rows import OURS, Bench, Case, Make, Row
+from polyformer.core.sequence.context import Context
+from polyformer.nn.memory.store import SEARCHES, Store, gather_entries
+from polyformer_lab.bench.rows import OURS, AbsentError, Bench, Case, Make, Row
 from polyformer_lab.bench.running import runner
 
 CHUNK = 1 << 16
@@ -41,7 +46,16 @@ CHUNK = 1 << 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeighboursBench(Bench):
-    """The settings of the measurement. Other sizes require another `folder`."""
+    """Search among the keys of a datastore by comparing all keys, compared with the flat search of faiss in
+    memory, an IVF-PQ index with its recall, and a Milvus server.
+
+    Keys are drawn around centres, in a space of fewer dimensions than their width, like hidden states;
+    queries are drawn like keys. The store is in FOLDER, and in the collection `milvus`, and is reused. `read`
+    is the time in which all threads read the mapped keys once: no search of all keys is faster. With many
+    queries the products take most of the time, so their share of the product speed is shown too.
+
+    Other sizes require another `folder`.
+    """
 
     entries: int = 1_000_000
     width: int = 256
@@ -146,4 +160,151 @@ def drawn(config: NeighboursBench, generator: np.random.Generator, count: int) -
     return (centres[generator.integers(0, config.centres, count)] + noise @ basis).astype(np.float16)
 
 
-run = runner(NeighboursBench)
+run_neighbours = runner(NeighboursBench)
+
+
+PEER, WIDE = "memorizing-transformers", "memorizing-transformers-wide"
+
+ROOM = 8
+"""The capacity of the store, as a multiple of the new entries, if every measured run is one call: a full
+store drops all its entries.
+"""
+
+WAY = "pip install --no-deps memorizing-transformers-pytorch einops einops-exts joblib filelock"
+"""The way to install it: its requirement `faiss-gpu` installs on no current Python, but faiss-cpu does."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreBench(Bench):
+    """The cost of a segment for a Memorizing Transformer's layer with a large store: milliseconds per head to
+    look up the nearest entries of its queries, with their values, and to store its own keys.
+
+    Ours with every search, all exact, compared with memorizing-transformers-pytorch and its approximate index
+    (HNSW): `recall` is the share of the nearest entries that it finds, with its default search and with a
+    search wide enough to find at least `wanted`. Keys are unit vectors drawn around centres, in a space of
+    fewer dimensions than their width, like keys of attention; queries are drawn like keys.
+
+    The measurement is for one head.
+    """
+
+    entries: int = 65_536
+    queries: int = 512
+    width: int = 64
+    neighbours: int = 32
+    centres: int = 1024
+    rank: int = 16  # dimensions in which keys differ from their centre
+    wanted: float = 0.95  # recall
+    peer: bool = True  # include memorizing-transformers-pytorch
+    repeats: int = 7
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the only row: looking up, with every search, and storing."""
+        what = f"{self.queries} queries, {self.neighbours} nearest of {self.entries} keys of {self.width}"
+        pairs = [(f"{OURS}-{name}", peer) for name in SEARCHES for peer in (PEER, WIDE)]
+        yield Row("store", what, self._cases, [*pairs, (OURS, PEER)], repeats=self.repeats)
+
+    def _cases(self) -> Iterator[Case]:
+        torch.manual_seed(0)
+        keys, values, queries = (drawn_entries(self, n) for n in (self.entries, self.entries, self.queries))
+        exact = SEARCHES["plain"](queries, keys, self.neighbours)[0][0, :, -1]
+        recalls: dict[str, dict[str, float]] = {}
+
+        @functools.cache
+        def public(name: str) -> PublicStore:
+            room = 0 if name == WIDE else ROOM * (self.repeats + 2) * self.queries
+            store = PublicStore(keys, values, self.neighbours, Path(folder, name), room)
+            width = self.neighbours
+            while name == WIDE and store.recall(queries, exact) < self.wanted and width < self.entries:
+                width *= 2
+                store.widen(width)
+            recalls[name] = {"recall": store.recall(queries, exact)}
+            if name == WIDE:
+                recalls[name]["efSearch"] = width
+            return store
+
+        ours: dict[str, Make] = {
+            f"{OURS}-{name}": lambda name=name: functools.partial(
+                _looked_up, name, queries, keys, values, self.neighbours
+            )
+            for name in SEARCHES
+        }
+        peers = (PEER, WIDE) if self.peer else ()
+        theirs: dict[str, Make] = {
+            name: lambda name=name: functools.partial(public(name).search, queries) for name in peers
+        }
+        facts = {name: lambda name=name: recalls[name] for name in peers}
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            yield Case(
+                ours | theirs, "look up", ours=tuple(ours), work={"queries": self.queries}, facts=facts
+            )
+            stores: dict[str, Make] = {OURS: lambda: storing(keys, values, queries)}
+            for name in peers[:1]:
+                stores[name] = lambda: functools.partial(public(PEER).add, queries)
+            yield Case(stores, "store", work={"entries": self.queries})
+
+
+def drawn_entries(config: StoreBench, count: int) -> Tensor:
+    """Return unit vectors [1, count, width]."""
+    fixed = torch.Generator().manual_seed(2)
+    centres = torch.randn(config.centres, config.width, generator=fixed)
+    basis = torch.randn(config.rank, config.width, generator=fixed) / config.rank**0.5
+    vectors = centres[torch.randint(config.centres, (count,))] + torch.randn(count, config.rank) @ basis
+    return F.normalize(vectors, dim=-1).unsqueeze(0)
+
+
+def storing(keys: Tensor, values: Tensor, new: Tensor) -> Callable[[], object]:
+    """Return a call that appends the new entries to a full store at every run."""
+    size, state = keys.shape[1], [Store()]
+
+    def store() -> None:
+        more = new.unsqueeze(0)
+        state[0] = state[0].append(more, more, Context(new.shape[1], new.shape[1], causal=True), size)
+
+    state[0] = state[0].append(keys.unsqueeze(0), values.unsqueeze(0), Context(size, size, causal=True), size)
+    return store
+
+
+def _looked_up(name: str, queries: Tensor, keys: Tensor, values: Tensor, count: int) -> object:
+    scores, places = SEARCHES[name](queries, keys, count)
+    return scores, gather_entries(values, places)
+
+
+class PublicStore:
+    """A `KNNMemory` of one index, in one process, from memorizing-transformers-pytorch; `room` is the number
+    of further entries, since a full store drops all its entries.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, neighbours: int, file: Path, room: int):
+        try:
+            from memorizing_transformers_pytorch.knn_memory import (  # pyright: ignore[reportMissingImports]
+                KNNMemory,
+            )
+        except ImportError as error:
+            raise AbsentError(f"not installed ({WAY})") from error
+        width, number = keys.shape[-1], keys.shape[1] + room
+        self.neighbours = neighbours
+        self.memory = KNNMemory(width, number, memmap_filename=str(file), multiprocessing=False)
+        self.memory.add(torch.stack([keys, values], 2))
+
+    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [1, R, k, 2, D] of queries [1, R, D], and a mask of the existing entries."""
+        return self.memory.search(queries, self.neighbours)
+
+    def add(self, new: Tensor) -> None:
+        """Append entries [1, R, D]."""
+        self.memory.add(torch.stack([new, new], 2))
+
+    def widen(self, width: int) -> None:
+        """Set the number of entries that a search visits."""
+        self.memory.knns[0].index.hnsw.efSearch = width
+
+    def recall(self, queries: Tensor, least: Tensor) -> float:
+        """Return the recall for queries [1, R, D]: the share of the entries with products of at least `least`
+        [R], the products of the last nearest entries.
+        """
+        entries, there = self.search(queries)
+        products = torch.einsum("rd,rkd->rk", queries[0], entries[0, :, :, 0])
+        return float(((products >= least.unsqueeze(1) - 1e-5) & there[0]).float().mean())
+
+
+run_store = runner(StoreBench)

@@ -1,13 +1,25 @@
-"""A row of a bench: the measured calls, their sizes and contenders, and the required speed of ours."""
+"""A row of a bench: the measured calls, their sizes and contenders, and the required speed of ours.
+
+Measured records are kept in a file, from which a second call resumes.
+"""
 
 import dataclasses
+import datetime
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.files import json_bytes, read_json, write_output
+from polyformer.core.measuring import median
+from polyformer.core.ops.tuning import processor
+from polyformer.core.paths import is_replaceable
+from polyformer_lab.machine import versions
 
 OURS = "polyformer"
 
@@ -137,3 +149,137 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise unknown(what, name, known)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seconds(Config):
+    """The duration of a call over several rounds."""
+
+    median: float
+    fastest: float
+    slowest: float
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Seconds":
+        """Return the summary of the seconds of each round."""
+        middle, rounds = median(seconds), len(seconds)
+        return cls(median=middle, fastest=min(seconds), slowest=max(seconds), rounds=rounds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredCase(Config):
+    """The times and other figures of all contenders. `peak`: floating-point operations per second of a large
+    product in the same rounds; `flop` as in `rows.Case`.
+    """
+
+    name: str
+    seconds: dict[str, Seconds]
+    flop: dict[str, float] = dataclasses.field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    peak: float | None = None
+
+    def share(self, contender: str) -> float:
+        """Return the share of the product speed that a contender reached, 0 to 1."""
+        return self.flop[contender] / self.seconds[contender].median / (self.peak or math.inf)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(Config):
+    """A comparison: `ratio` is the speed of `ours` divided by `peer`'s, or the share of the "product
+    speed".
+    """
+
+    ours: str
+    peer: str
+    ratio: float
+    asked: float | None
+    case: str
+    worst_of: int = 1  # cases
+
+    @property
+    def verdict(self) -> Literal["", "reached", "short"]:
+        """The result: whether the target is reached, rounded to two decimal places."""
+        if self.asked is None:
+            return ""
+        return "reached" if round(self.ratio, 2) >= self.asked else "short"
+
+
+def now() -> str:
+    """Return the date and time, to the second."""
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record(Config):
+    """A row under an instruction set: its measurements, or the reason why it failed."""
+
+    row: str
+    what: str
+    instructions: str  # "default", "avx2"
+    date: str = dataclasses.field(default_factory=now)
+    vectors: str = ""  # the instruction set of torch, and oneDNN's limit
+    threads: int = 0
+    load: float = 0.0  # load average of the last minute
+    cases: tuple[MeasuredCase, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)  # absent contenders, and the reasons
+    tuning: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # the choices that were used
+    failure: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table(Config):
+    """All records of a bench, with their machine and settings."""
+
+    format: Literal[2] = 2
+    bench: str
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    records: tuple[Record, ...] = ()
+
+    @classmethod
+    def here(cls, bench: str, settings: dict[str, Any]) -> "Table":
+        """Return a table without records for this machine with torch's present number of threads."""
+        machine = {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+        return cls(bench=bench, settings=settings, machine=machine, versions=versions())
+
+    def get(self, row: str, instructions: str) -> Record | None:
+        """Return the record of a row, if there is a record that did not fail."""
+        able = {(each.row, each.instructions): each for each in self.records if each.failure is None}
+        return able.get((row, instructions))
+
+    def with_record(self, record: Record) -> "Table":
+        """Return the table with a record, which replaces an earlier record of its row."""
+        records = {(other.row, other.instructions): other for other in self.records}
+        records[record.row, record.instructions] = record
+        return dataclasses.replace(self, records=tuple(records.values()))
+
+    def save(self, file: str | Path | None) -> None:
+        """Write the file atomically, if a file is given."""
+        if file is not None:
+            write_output(file, json_bytes(self.to_dict()))
+
+    @classmethod
+    def load(cls, file: str | Path) -> "Table":
+        """Return the table in a file; raises `InputError` if it is missing, damaged or something else."""
+        return cls.from_dict(read_json(file, dict), str(file))
+
+    def taken_up(self, file: str | None) -> "Table":
+        """Return this table with the file's records.
+
+        Returns this table unchanged if there is no such file, or if it is a device or FIFO. Raises
+        `InputError` if the records have another machine, version, bench or other settings.
+        """
+        if file is None or not Path(file).exists() or not is_replaceable(Path(file)):
+            return self
+        table = Table.load(file)
+        both = (table, self)
+        old, new = ({"bench": each.bench, **each.machine, **each.versions, **each.settings} for each in both)
+        for name in {**old, **new}:
+            before, after = old.get(name, "none"), new.get(name, "none")
+            if before != after:
+                measured = f"rows measured with {name} {before}, now it is {after}"
+                raise InputError(f"out: {file} holds {measured}; name another file")
+        return table

@@ -10,7 +10,9 @@ lookups in the store of a Memorizing Transformer. training: training steps. repo
 
 import dataclasses
 import importlib
+import inspect
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,7 +40,11 @@ What = (
     Literal["all", "attached", "attention", "families", "generation", "models"]
     | Literal["neighbours", "overhead", "products", "report", "store", "training"]
 )
-MODULES = "polyformer_lab.bench"
+PAGES = {
+    **{"attached": "models", "families": "passes", "training": "passes", "products": "all"},
+    **{"store": "neighbours", "report": "running"},
+}
+"""The modules of measurements that share one with others; the rest have modules of their own names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,33 +61,43 @@ class BenchOptions:
 
 def details(argv: list[str]) -> str:
     """Return the settings of the named measurement, if there is one."""
-    return module_help(f"{MODULES}.{argv[0]}") if argv and argv[0] in choices(What) else ""
+    return settings_help(argv[0]) if argv and argv[0] in choices(What) else ""
 
 
 def run(options: BenchOptions) -> None:
     """Run the measurement and print its results."""
-    run_module(f"{MODULES}.{options.what}", options.changes)
+    run_measurement(options.what, options.changes)
 
 
-def run_module(name: str, changes: dict[str, Any]) -> None:
-    """Call `run(config)` of the module `name`, with its configuration made from `changes`.
+def run_measurement(what: str, changes: dict[str, Any]) -> None:
+    """Call the function of a measurement, with its configuration made from `changes`.
 
     A single value is accepted for an option that takes a list.
     """
-    module = importlib.import_module(name)
-    config = typing.get_type_hints(module.run)["config"]
+    measure, config, _ = measurement(what)
     values = {key.replace("-", "_"): value for key, value in changes.items()}
     for key, hint in typing.get_type_hints(config).items():
         if typing.get_origin(hint) is tuple and key in values and not isinstance(values[key], list):
             values[key] = [values[key]]
-    module.run(config.from_dict(values))
+    measure(config.from_dict(values))
 
 
-def module_help(name: str) -> str:
-    """Return the documentation of the module `name` and its settings with their defaults."""
-    module = importlib.import_module(name)
-    config = typing.get_type_hints(module.run)["config"]
-    lines = [(module.__doc__ or "").strip(), "", f"settings of {name.rpartition('.')[2].replace('_', '-')}:"]
+def measurement(what: str) -> tuple[Callable[[Any], object], type[Any], str]:
+    """Return the function of a measurement, the class of its configuration, and its documentation.
+
+    A module of one measurement has `run(config)`; one of several has `run_WHAT(config)` for each.
+    """
+    module = importlib.import_module(f"polyformer_lab.bench.{PAGES.get(what, what)}")
+    own = getattr(module, f"run_{what}", None)
+    measure = module.run if own is None else own
+    config = typing.get_type_hints(measure)["config"]
+    return measure, config, inspect.cleandoc((module if own is None else config).__doc__ or "")
+
+
+def settings_help(what: str) -> str:
+    """Return the documentation of a measurement, and its settings with their defaults."""
+    _, config, text = measurement(what)
+    lines = [text, "", f"settings of {what}:"]
     for field in dataclasses.fields(config):
         value = "required" if field.default is dataclasses.MISSING else _default(field.default)
         lines.append(f"  --{field.name.replace('_', '-'):<20} {value}")

@@ -75,8 +75,8 @@ def details(argv: list[str]) -> str:
 def run(options: ReproduceOptions) -> None:
     """Run the experiment and print its results."""
     from polyformer_lab import engine
-    from polyformer_lab.names import check_labels
-    from polyformer_lab.sources import SOURCES
+    from polyformer_lab.machine import SOURCES
+    from polyformer_lab.rules import check_labels
     from polyformer_lab.study import Study
 
     if options.data is not None and not Path(options.data).exists():

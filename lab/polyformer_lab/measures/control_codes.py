@@ -17,8 +17,7 @@ from polyformer.data.sources.library_text import library_documents
 from polyformer.models.generation import GenerationConfig
 from polyformer.training.tasks import LanguageModelling
 from polyformer_lab.cells import Cell, Row, measurement, preparation
-from polyformer_lab.measures.labelled import spread
-from polyformer_lab.measures.texts import SPLITS, split_texts, write_rows
+from polyformer_lab.measures.texts import SPLITS, split_texts, spread, write_rows
 
 CODES = "python", "prose"
 """The codes: the sources of Python's library, and a text."""

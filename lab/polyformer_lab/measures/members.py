@@ -26,11 +26,10 @@ import torch
 
 from polyformer.core.files import read_json, write_json
 from polyformer_lab.cells import Cell, Row, axis, measurement
-from polyformer_lab.members import cost, pictures, questions
+from polyformer_lab.members import trial
 from polyformer_lab.members.listing import Row as Member
 from polyformer_lab.members.listing import Table, every_row, fitted, references
-from polyformer_lab.members.questions import Rows
-from polyformer_lab.members.trial import Budget, refusal, train
+from polyformer_lab.members.trial import Budget, Rows, refusal, train
 
 TRAIN, HELD_OUT = 400_000, 50_000
 """The number of letters of the text."""
@@ -116,7 +115,7 @@ def member(
     result |= compared(_nats(scores, asked), nats(dense, asked), nats(control, asked), LEAST[asked])
     result["milliseconds"] = statistics.median(score["milliseconds"] for score in scores)
     return (
-        {**result, "mebibytes": cost.mebibytes(row, size), "slope": cost.slope(row, size)}
+        {**result, "mebibytes": trial.mebibytes(row, size), "slope": trial.slope(row, size)}
         if costs
         else result
     )
@@ -163,13 +162,13 @@ def batches(
     generator, steps = torch.Generator().manual_seed(seed), range(budget.steps)
     if table == "image":
         assert images is not None
-        every = pictures.pixels(images, IMAGES)
+        every = trial.pixels(images, IMAGES)
         held, train = every[: budget.held_out], every[budget.held_out :]
         drawn = [torch.randint(len(train), (budget.rows,), generator=generator) for _ in steps]
-        return [pictures.as_rows(train[own]) for own in drawn], pictures.as_rows(held), pictures.LEVELS
-    train = questions.letters(f"{text}/train.jsonl", TRAIN)
-    training = [questions.questions(train, budget.rows, budget.length, table, generator) for _ in steps]
+        return [trial.as_rows(train[own]) for own in drawn], trial.as_rows(held), trial.LEVELS
+    train = trial.letters(f"{text}/train.jsonl", TRAIN)
+    training = [trial.questions(train, budget.rows, budget.length, table, generator) for _ in steps]
     later = torch.Generator().manual_seed(HELD_OUT_SEED)
-    last = questions.letters(f"{text}/validation.jsonl", HELD_OUT)
-    held = questions.questions(last, budget.held_out, budget.length, table, later)
-    return training, held, questions.VOCABULARY
+    last = trial.letters(f"{text}/validation.jsonl", HELD_OUT)
+    held = trial.questions(last, budget.held_out, budget.length, table, later)
+    return training, held, trial.VOCABULARY

@@ -1,19 +1,30 @@
-"""Preparations that write texts: a document on each line of train.jsonl and validation.jsonl."""
+"""Preparations that write texts, and simple classifiers of the labelled ones.
 
+Texts are a document on each line of train.jsonl and validation.jsonl; opening sentences are summaries of
+short texts. Labelled texts are those of SST-2 and IMDB, equal for every model; in pairs the question is which
+of the two has the second label.
+"""
+
+import collections
+import importlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
-from polyformer.data import DataConfig, load, read
+from polyformer.core.imports import needs_extra
+from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load, read
+from polyformer.data.formats.questions_and_summaries import HEADING
 from polyformer.data.formats.readers import PIECE
 from polyformer.data.sources.files import opened
+from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.training.recipes.recipe import with_data
-from polyformer_lab.cells import preparation
-from polyformer_lab.sources import SOURCES
+from polyformer_lab.cells import Cell, Row, measurement, preparation
+from polyformer_lab.machine import SOURCES
 
 CHARACTERS = 8
 """The most characters of a token, on average."""
@@ -131,3 +142,208 @@ def first_ids(file: str, tokenizer: Any, count: int) -> list[int]:
     if len(ids) < count:
         raise InputError(f"data: expected {count} tokens or more, got {len(ids)}; take a longer text")
     return ids
+
+
+END = " . "
+"""The end of a sentence in WikiText, which separates full stops from words, except those of abbreviations."""
+
+WORDS = range(5, 26)
+"""Numbers of words of a sentence that is a summary, with its full stop."""
+
+
+@preparation
+def opening_sentences(folder: Path, text: str, words: int, train: int, validation: int) -> None:
+    """Write train.jsonl and validation.jsonl with pairs from paragraphs of WikiText-2.
+
+    The source is the beginning of a paragraph, the target its first sentence. Paragraphs of a single sentence
+    and those with another number of words in the first than `WORDS` are left out.
+
+    Args:
+        folder: the output folder.
+        text: the directory of WikiText-2.
+        words: the number of words of a source, or fewer in a short paragraph.
+        train: the most training pairs.
+        validation: the most validation pairs.
+    """
+    for split, file, most in (("train", "train", train), ("validation", "valid", validation)):
+        rows = itertools.islice(_pairs(text, f"{file}.txt.gz", words), most)
+        write_lines(folder, split, rows)
+
+
+def _pairs(text: str, file: str, words: int) -> Iterator[dict[str, str]]:
+    data = DataConfig.from_dict(with_data({"path": file, "format": "lines", "streaming": True}, text))
+    for line in map(str.strip, texts_of(data)):
+        first, end, rest = line.partition(END)
+        if rest and len((first + end).split()) in WORDS and not HEADING.fullmatch(line):
+            yield {"source": " ".join(line.split()[:words]), "target": first + end.rstrip()}
+
+
+Labelled = list[tuple[str, str]]
+"""Pairs of text and label."""
+
+HEADERS = {"sst2": ("text", "label"), "imdb": ("label", "rating", "text")}
+"""The columns of the files as published, which have no heading."""
+
+TRAIN, TEST, FEW = "train.tsv", "test.tsv", "few.tsv"
+
+
+@preparation
+def labelled(folder: Path, vocabulary: int, sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write each set into a folder of its name: train.tsv, test.tsv and a tokenizer trained on the former.
+
+    Args:
+        folder: the output folder.
+        vocabulary: the number of tokens of each tokenizer.
+        sets: by name ("sst2", "imdb") the arguments of `chosen`.
+    """
+    for name, own in sets.items():
+        parts = chosen(name, **own)
+        for file, rows in parts.items():
+            write_texts(folder / name / file, rows)
+        choice = TokenizerConfig(algorithm="wordpiece", vocab_size=vocabulary, lowercase=True)
+        Tokenizer.train(choice, (text for text, _ in parts[TRAIN])).save(folder / name)
+
+
+def chosen(
+    name: str, source: str, words: int, texts: int, tests: int, few: int | None = None
+) -> dict[str, Labelled]:
+    """Return texts of a set by file, evenly spread over the published files.
+
+    A text of `words` words has `words` or more tokens, so that no model reads more than a bag of words.
+
+    Args:
+        name: the name of the set.
+        source: its directory.
+        words: the number of first words of each text that are kept.
+        texts: the most training texts.
+        tests: the most test texts.
+        few: write this number of training texts into few.tsv.
+    """
+    if not Path(source).is_dir():
+        raise InputError(
+            f"{name}: expected a directory with train.tsv and test.tsv, gzipped or not, got {source}"
+        )
+    parts = {
+        TRAIN: [(_cut(text, words), label) for text, label in spread(_rows(name, source, "path"), texts)],
+        TEST: [(_cut(text, words), label) for text, label in spread(_rows(name, source, "test"), tests)],
+    }
+    return parts if few is None else {**parts, FEW: spread(parts[TRAIN], few)}
+
+
+@preparation
+def long_reviews(folder: Path, source: str, encoder: str, shortest: int, texts: int, tests: int) -> None:
+    """Write the long reviews of IMDB, evenly spread, into train.tsv and test.tsv.
+
+    Args:
+        folder: the output folder.
+        source: the directory of IMDB.
+        encoder: the folder of a checkpoint with the tokenizer that measures length.
+        shortest: the fewest tokens of a long review.
+        texts: the number of training reviews.
+        tests: the number of test reviews.
+
+    Raises:
+        InputError: there are too few long reviews.
+    """
+    tokenizer = load_tokenizer(encoder)
+    for argument, count, file, role in (("texts", texts, TRAIN, "path"), ("tests", tests, TEST, "test")):
+        rows = _rows("imdb", source, role)
+        lengths = map(len, tokenizer.encode_batch([text for text, _ in rows]))
+        long = [row for row, length in zip(rows, lengths) if length >= shortest]
+        if len(long) < count:
+            raise InputError(
+                f"{argument}: expected at most the {len(long)} reviews of {shortest} tokens or more, got "
+                f"{count}; take fewer, or a smaller `shortest`"
+            )
+        write_texts(folder / file, spread(long, count))
+
+
+def _rows(name: str, source: str, role: str) -> Labelled:
+    paths = with_data({"path": TRAIN, "test": TEST}, source)
+    data = DataConfig(format="tsv", header=HEADERS[name])
+    return [
+        (str(row["text"]), str(row["label"])) for row in map(dict, read(data, HEADERS["sst2"], paths[role]))
+    ]
+
+
+def _cut(text: str, words: int) -> str:
+    return " ".join(text.split()[:words])
+
+
+def spread(rows: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `count` rows, evenly spread."""
+    count = min(most, len(rows))
+    return [rows[i * len(rows) // count] for i in range(count)]
+
+
+def write_texts(file: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """Write texts with their labels, below a heading."""
+    lines = ["text\tlabel", *(f"{text}\t{label}" for text, label in rows)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(file, ("\n".join(lines) + "\n").encode())
+
+
+def read_texts(file: Path) -> Labelled:
+    """Return the texts and labels of a file written by `write_texts`."""
+    _, *lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return [(text, label) for text, _, label in (line.partition("\t") for line in lines)]
+
+
+@measurement()
+def bag_of_words(cell: Cell, folder: str) -> Row:
+    """Return the results of a classifier without a model: test accuracy of logistic regression on word
+    counts.
+
+    greater_class: the share of test texts that have the most frequent label of the training texts.
+    """
+    (train, labels), (test, truth) = (zip(*read_texts(Path(folder, file))) for file in (TRAIN, TEST))
+    counts = sklearn("feature_extraction.text").CountVectorizer()
+    model = sklearn("linear_model").LogisticRegression(max_iter=300, C=0.1)
+    model.fit(counts.fit_transform(train), labels)
+    greater = collections.Counter(labels).most_common(1)[0][0]
+    return {
+        "test.accuracy": float(model.score(counts.transform(test), truth)),
+        "greater_class": truth.count(greater) / len(truth),
+    }
+
+
+def sklearn(module: str) -> Any:
+    """Return a module of scikit-learn; `InputError` where it is not installed."""
+    with needs_extra("image", "linear classifiers are scikit-learn's, which is not installed"):
+        return importlib.import_module(f"sklearn.{module}")
+
+
+PairOfTexts = tuple[str, str, str]
+"""Two texts, and "0" or "1" for the place of the text with label 1."""
+
+
+@preparation
+def labelled_pairs(folder: Path, vocabulary: int, sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the sets as `labelled` does, and the pairs of each into a folder with the ending "-pairs".
+
+    Args:
+        folder: the output folder.
+        vocabulary: the number of tokens of each tokenizer.
+        sets: by name the arguments of `labelled.chosen`.
+    """
+    labelled(folder, vocabulary, sets)
+    for name in sets:
+        out = folder / f"{name}-pairs"
+        out.mkdir()
+        for file in (TRAIN, TEST):
+            rows = opposites(read_texts(folder / name / file))
+            lines = ["text\tpair\tlabel", *map("\t".join, rows)]
+            atomic_write(out / file, ("\n".join(lines) + "\n").encode())
+
+
+def opposites(rows: Sequence[tuple[str, str]]) -> list[PairOfTexts]:
+    """Return pairs of a text with label 0 and a text with label 1, in both orders equally often.
+
+    Each text of the less frequent label is in a pair of each order, with different partners.
+    """
+    by_label = [[text for text, own in rows if own == label] for label in "01"]
+    count = min(map(len, by_label))
+    zeros, ones = (texts[:count] for texts in by_label)
+    later = [*ones[1:], *ones[:1]]
+    pairs = zip(zip(ones, zeros, "0" * count), zip(zeros, later, "1" * count))
+    return [pair for both in pairs for pair in both]

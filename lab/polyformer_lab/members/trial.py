@@ -1,22 +1,143 @@
-"""One training run: a row of the table with one seed, evaluated by its answers on held-out text."""
+"""A row of the table of members: its questions, one training run with a seed, and the cost of a step.
+
+A row is a passage of a book in the letters a to z and spaces, n characters. In its first quarter four
+characters have a name (a token type). In its second half characters are hidden, and each hidden character is
+a question: the type of a name requires the character of that name, at least n / 4 characters before
+(*recall*); the type `BACK` requires the character `DISTANCE` before it (*back*). Answers are never shown, so
+that a repeated question reveals nothing. A tenth of all other places are questions about the text itself: a
+decoder predicts the next character, an encoder a hidden character (*text*).
+
+Rows that need two dimensions read images: 14 x 14 pixels in eight levels, a token each.
+
+A trial is evaluated by its answers on held-out text. The cost of a step is how its time grows with the length
+of a row, and its peak memory.
+"""
 
 import dataclasses
 import functools
+import itertools
+import json
+import math
+import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.measuring import time_once
+from polyformer.data.formats.images import IMAGE, read_idx
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model
-from polyformer_lab.members import questions
+from polyformer_lab.costs import peak_mib
 from polyformer_lab.members.listing import Row
-from polyformer_lab.members.questions import Rows
+
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+HIDDEN = len(LETTERS)
+VOCABULARY = HIDDEN + 1
+
+NAMES, REPEATED = 4, 1 / 32
+"""The number of names in a row, and the questions about each name, as a share of the row's length."""
+
+BACK, DISTANCE = NAMES + 1, 4
+TYPES = BACK + 1
+
+ELSEWHERE = 0.1
+"""The share of the other places that are questions about the text."""
+
+KINDS = "recall", "back", "text"
+Side = Literal["decoder", "encoder"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of questions.
+
+    inputs: inputs of a model except labels, by argument, [B, T] each.
+    answers: the right token at every question [B, T], -100 elsewhere.
+    kind: an index into `kinds` at every question [B, T].
+    """
+
+    inputs: dict[str, Tensor]
+    answers: Tensor
+    kind: Tensor
+    kinds: tuple[str, ...] = KINDS
+
+
+@functools.cache
+def letters(file: str, count: int) -> Tensor:
+    """Return the first letters of the first document in a file written by a preparation."""
+    with open(file, encoding="utf-8") as lines:
+        text = json.loads(lines.readline())["text"]
+    own = re.sub("[^a-z]+", " ", text.lower())[:count]
+    return torch.tensor([LETTERS.index(letter) for letter in own])
+
+
+def questions(text: Tensor, rows: int, length: int, side: Side, generator: torch.Generator) -> Rows:
+    """Return rows drawn from `text` [N], of more than `length` + `DISTANCE` characters."""
+    start = torch.randint(len(text) - length - DISTANCE, (rows, 1), generator=generator)
+    passage = text[start + torch.arange(length + DISTANCE + 1)]
+    ids, following, earlier = (passage[:, shift : shift + length] for shift in (DISTANCE, DISTANCE + 1, 0))
+    types, kind = torch.zeros_like(ids), torch.full_like(ids, KINDS.index("text"))
+    answers = torch.full_like(ids, -100)
+
+    named = _places(rows, length // 4, generator)[:, :NAMES]
+    types.scatter_(1, named, torch.arange(1, NAMES + 1).expand(rows, NAMES))
+    asked = torch.arange(NAMES).repeat(max(1, int(length * REPEATED)))
+    places = _places(rows, length - length // 2, generator)[:, : len(asked) + len(asked) // 2] + length // 2
+    recall, back = places.split([len(asked), len(asked) // 2], 1)
+    types.scatter_(1, recall, (asked + 1).expand(rows, -1)).scatter_(1, back, BACK)
+    answers.scatter_(1, recall, ids.gather(1, named[:, asked]))
+    answers.scatter_(1, back, earlier.gather(1, back))
+    kind.scatter_(1, recall, KINDS.index("recall")).scatter_(1, back, KINDS.index("back"))
+
+    others = (types == 0) & (torch.rand(types.shape, generator=generator) < ELSEWHERE)
+    answers = torch.where(others, following if side == "decoder" else ids, answers)
+    hidden = torch.zeros_like(others).scatter_(1, places, True)
+    hidden = hidden | others if side == "encoder" else hidden
+    source = torch.cat([torch.zeros_like(hidden[:, :DISTANCE]), hidden[:, :-DISTANCE]], 1)
+    answers = answers.masked_fill((types == BACK) & source, -100)  # its character is hidden too
+    inputs = {"input_ids": ids.masked_fill(hidden, HIDDEN), "token_type_ids": types}
+    return Rows(inputs, answers, kind)
+
+
+def named_places(rows: Rows) -> Tensor:
+    """Return 1 for each character that has a name, [B, T]."""
+    length = rows.answers.shape[1]
+    first = torch.arange(length) < length // 4
+    return ((rows.inputs["token_type_ids"] > 0) & first).long()
+
+
+def _places(rows: int, among: int, generator: torch.Generator) -> Tensor:
+    """Return a random order of the first `among` places for each row."""
+    return torch.rand(rows, among, generator=generator).argsort(-1)
+
+
+LEVELS, SIDE, SHRUNK = 8, 14, 2
+PICTURE = ("pixel",)
+
+
+def pixels(file: str, images: int) -> Tensor:
+    """Return the first images of an IDX file of 28 x 28 pixels, [N, 196]: means of 2 x 2 pixels as levels."""
+    rows = list(itertools.islice(read_idx(Path(file)), images))
+    size = SIDE * SHRUNK
+    if any((row["height"], row["width"]) != (size, size) for row in rows):
+        raise InputError(f"images: expected images of {size} x {size} pixels in {file}, such as MNIST's")
+    whole = torch.stack([torch.frombuffer(bytearray(row[IMAGE]), dtype=torch.uint8) for row in rows])
+    small = whole.view(-1, SIDE, SHRUNK, SIDE, SHRUNK).float().mean((2, 4))
+    return (small * LEVELS / 256).long().flatten(1)
+
+
+def as_rows(ids: Tensor) -> Rows:
+    """Return rows in which the answer of every pixel [B, T] is the next pixel."""
+    ahead = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
+    return Rows({"input_ids": ids}, ahead, torch.zeros_like(ids), PICTURE)
+
 
 RELATIONS = 33
 """Labels of pairs of tokens: their distance, limited to 16 in both directions."""
@@ -69,7 +190,7 @@ def model(row: Row, budget: Budget, length: int, vocabulary: int) -> Transformer
         "max_position_embeddings": length,
         "dropout": 0.0,
         "initializer_range": None,
-        "embedding": {"type_vocab_size": 0 if row.table == "image" else questions.TYPES},
+        "embedding": {"type_vocab_size": 0 if row.table == "image" else TYPES},
         "head": head,
         **row.options(length),
     }
@@ -136,7 +257,7 @@ def _inputs(rows: Rows, row: Row) -> dict[str, Tensor]:
     """Return the inputs with the extra inputs of individual members: marks, labels of pairs."""
     inputs = dict(rows.inputs)
     if "Marked" in row.expression:
-        inputs["global_attention_mask"] = questions.named_places(rows)
+        inputs["global_attention_mask"] = named_places(rows)
     if row.expression.startswith("relation"):
         place = torch.arange(rows.answers.shape[1])
         half = RELATIONS // 2
@@ -183,3 +304,58 @@ def _measured(
         {name: float(losses[places].mean()) for name, places in asked.items()},
         {name: float(hits[places].float().mean()) for name, places in asked.items()},
     )
+
+
+LENGTHS = 512, 2048
+"""The lengths of the row from whose times the slope is computed; an image has the next smaller square."""
+
+MEMORY_LENGTH, WARM_LENGTH = 1024, 64
+REPEATS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Forward and backward of a row's model, for a text or image of `length` tokens."""
+
+    row: Row
+    budget: Budget
+    length: int
+
+
+def step(case: Step) -> Callable[[], None]:
+    """Return the call with its model and its tokens."""
+    generator = torch.Generator().manual_seed(0)
+    image = case.row.table == "image"
+    length = math.isqrt(case.length) ** 2 if image else case.length
+    vocabulary = LEVELS if image else VOCABULARY
+    trained = model(case.row, case.budget, length, vocabulary).train()
+    batch = _random(case.row, length, generator)
+
+    def call() -> None:
+        trained.zero_grad(set_to_none=True)
+        backward(trained, case.row, batch)
+
+    return call
+
+
+def slope(row: Row, budget: Budget) -> float:
+    """Return the exponent of n in the time of forward and backward, between the two `LENGTHS`."""
+    seconds = []
+    for length in LENGTHS:
+        call = step(Step(row, budget, length))
+        call()
+        seconds.append(min(time_once(call) for _ in range(REPEATS)))
+    return math.log(seconds[1] / seconds[0]) / math.log(LENGTHS[1] / LENGTHS[0])
+
+
+def mebibytes(row: Row, budget: Budget) -> float:
+    """Return the peak memory of forward and backward for a row of `MEMORY_LENGTH` tokens."""
+    case, warm = (Step(row, budget, length) for length in (MEMORY_LENGTH, WARM_LENGTH))
+    return peak_mib(step, case, warm, "cpu")
+
+
+def _random(row: Row, length: int, generator: torch.Generator) -> Rows:
+    if row.table == "image":
+        return as_rows(torch.randint(LEVELS, (1, length), generator=generator))
+    text = torch.randint(HIDDEN, (2 * length,), generator=generator)
+    return questions(text, 1, length, row.table, generator)

@@ -1,3 +1,1 @@
-"""The command line: `main` finds the command, `commands` has a module for each, `plots` draws figures and
-pages.
-"""
+"""The command line: `main` finds the command, `commands` runs it, `plots` draws figures and pages."""

@@ -185,7 +185,7 @@ def generated(text: str) -> str:
 
 def files() -> dict[Path, str]:
     """Return the expected content of every file with generated parts."""
-    from polyformer.cli.plots.pages import pages
+    from polyformer.cli.plots.svg import pages
 
     complete = {DOCS / name: text for name, text in pages().items()}
     partial = [

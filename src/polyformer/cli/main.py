@@ -1,12 +1,20 @@
-"""`polyformer COMMAND ...`: run a command and print input errors as one line."""
+"""`polyformer COMMAND ...`: run a command and print input errors as one line.
 
+What a command prints is its own: no progress bars, log messages and warnings of other libraries. Only the
+process of a command is changed, never a program that imports polyformer. Variables that the user sets and
+Python's option -W take precedence.
+"""
+
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from polyformer.cli.commands import COMMANDS, DISTRIBUTION, is_installed, load_command
-from polyformer.core.errors import InputError, quote, unknown
+from polyformer.core.errors import Caution, InputError, quote, unknown
 
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses
 
@@ -61,7 +69,6 @@ def _dispatch(words: list[str]) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # must be set before torch is loaded
     os.environ.setdefault(HUGE_PAGES, "1")  # must be set before torch's first tensor
     from polyformer.cli.commands.options import parse, redirected_messages
-    from polyformer.cli.own_output import own_output
 
     try:
         with own_output():
@@ -91,6 +98,46 @@ def _help() -> str:
 def _print_error(message: str) -> int:
     print(f"polyformer: error: {' '.join(message.split())}", file=sys.stderr)
     return USAGE
+
+
+VARIABLES = {
+    "DATASETS_VERBOSITY": "error",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-all",  # only errors
+    "TQDM_DISABLE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+"""Variables that libraries read when they are imported."""
+
+
+@contextlib.contextmanager
+def own_output() -> Iterator[None]:
+    """Hide the messages of other libraries within the context, and print our warnings in one line each."""
+    import logging  # not for `polyformer --help`
+
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+    last = logging.lastResort  # prints warnings of libraries that configure no logging
+    level = logging.NOTSET if last is None else last.level
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("default", Caution)
+            warnings.showwarning = _show
+        if last is not None:
+            last.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            if last is not None:
+                last.setLevel(level)
+
+
+def _show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Print a warning of polyformer, and leave out others."""
+    if issubclass(category, Caution):
+        print(f"polyformer: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.applications.encode.encoder import Encoder
+from polyformer.applications.encoder import Encoder
 from polyformer.core.errors import InputError
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyformer.applications.exits import CalibrateConfig, calibrate
-from polyformer.applications.exits.texts import RougeL, continuation_generator, generate_texts
+from polyformer.applications.exits import (
+    CalibrateConfig,
+    RougeL,
+    calibrate,
+    continuation_generator,
+    generate_texts,
+)
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer

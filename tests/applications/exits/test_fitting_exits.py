@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyformer.applications.exits import fitting
-from polyformer.applications.exits.fitting import RIDGES, NormalEquations, fit_exits
+from polyformer.applications import exit_fitting
+from polyformer.applications.exit_fitting import RIDGES, NormalEquations, fit_exits
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer
@@ -102,7 +102,7 @@ def test_the_ridge_is_the_one_that_predicts_best_on_rows_held_out(monkeypatch: p
     held_out = torch.tensor([row for n, row in enumerate(text) if n % 10 == 0])
     tried = {}
     for ridge in (1e-6, 1e-2, 10.0):
-        monkeypatch.setattr(fitting, "RIDGES", (ridge,))
+        monkeypatch.setattr(exit_fitting, "RIDGES", (ridge,))
         of = model()
         (fit, _) = fit_exits(of, text)
         end = of(held_out).logits.log_softmax(-1)
@@ -110,7 +110,7 @@ def test_the_ridge_is_the_one_that_predicts_best_on_rows_held_out(monkeypatch: p
         own = of(held_out).logits.log_softmax(-1)
         tried[ridge] = fit.divergence
         assert fit.divergence == pytest.approx(float((end.exp() * (end - own)).sum(-1).mean()), rel=1e-3)
-    monkeypatch.setattr(fitting, "RIDGES", tuple(tried))
+    monkeypatch.setattr(exit_fitting, "RIDGES", tuple(tried))
     assert fit_exits(model(), text)[0].ridge == min(tried, key=lambda ridge: tried[ridge])
 
 

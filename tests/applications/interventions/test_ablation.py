@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyformer
-from polyformer.applications.interventions import ablate, token_effects
-from polyformer.applications.interventions.ablation import replacements
+from polyformer.applications.interventions import ablate, replacements, token_effects
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from polyformer.applications.linearizing import transfer_attention, tune_low_rank
-from polyformer.applications.linearizing.steps import Steps
+from polyformer.applications.linearizing import Steps, transfer_attention, tune_low_rank
 from polyformer.core.errors import InputError
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert

@@ -10,10 +10,15 @@ import torch
 import transformers
 
 import polyformer
-from polyformer.applications.pattern_fitting import candidates, choose, fit_pattern, head_errors, pair_counts
-from polyformer.applications.pattern_fitting.choosing import limit_options
-from polyformer.applications.pattern_fitting.copied_spans import CUE, SPAN, number_of_copies, with_copies
-from polyformer.applications.pattern_fitting.errors import query_runs
+from polyformer.applications.head_errors import CUE, SPAN, number_of_copies, query_runs, with_copies
+from polyformer.applications.pattern_fitting import (
+    candidates,
+    choose,
+    fit_pattern,
+    head_errors,
+    limit_options,
+    pair_counts,
+)
 from polyformer.attention.functional.request import observed
 from polyformer.attention.patterns import Full, Global, Pattern, PerHead, PerLayer, Strided, Window
 from polyformer.core.errors import InputError

@@ -20,10 +20,13 @@ from polyformer.applications.probing import (
     read_text,
     task_names,
 )
-from polyformer.applications.probing.common_words import SINGLE, CommonWords
-from polyformer.applications.probing.frequent_words import FrequentWords
-from polyformer.applications.probing.needles import Needles
-from polyformer.applications.probing.variables import VariableTracking
+from polyformer.applications.probing.tasks import (
+    SINGLE,
+    CommonWords,
+    FrequentWords,
+    Needles,
+    VariableTracking,
+)
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 

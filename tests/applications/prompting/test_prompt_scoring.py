@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from polyformer import create_model
-from polyformer.applications.prompting import Example, Template, choose_answers
-from polyformer.applications.prompting import scoring as module
-from polyformer.applications.prompting.scoring import (
+from polyformer.applications import prompting as module
+from polyformer.applications.prompting import (
     Continuation,
+    Example,
+    Template,
+    choose_answers,
     continuations,
     log_likelihoods,
     log_likelihoods_definition,

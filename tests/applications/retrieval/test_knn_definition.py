@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.applications.retrieval import flat
-from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
-from polyformer.applications.retrieval.flat import nearest, squared_distances
-from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.mixture import Mixture
-from polyformer.applications.retrieval.scoring import Targets, target_shares
+from polyformer.applications.retrieval import search
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.mixture import (
+    Mixture,
+    Targets,
+    mixed,
+    neighbour_probabilities,
+    target_shares,
+)
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import nearest, squared_distances
 from polyformer.applications.retrieval.store import FolderStore, MixtureConfig, Neighbours
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 from tolerances import assert_rounded
 
@@ -94,7 +98,7 @@ def test_the_search_finds_the_nearest_in_any_tiles(order: str, monkeypatch: pyte
     exact = (q.double().unsqueeze(1) - keys.double()).square().sum(2)
     best = exact.topk(20, largest=False)
     for size in (1, 33, 64, 1000, 5000):
-        monkeypatch.setattr("polyformer.applications.retrieval.flat.tile_rows", lambda *_, size=size: size)
+        monkeypatch.setattr("polyformer.applications.retrieval.search.tile_rows", lambda *_, size=size: size)
         distances, rows = nearest(q, store.keys, 20)
         assert rows.tolist() == best.indices.tolist()
         assert_rounded(distances, single.gather(1, rows), best.values)
@@ -154,23 +158,25 @@ def test_a_gpu_takes_the_keys_of_several_queries_at_once(monkeypatch: pytest.Mon
     rows[2, 1:] = -1
     expected = squared_distances(queries(7), keys, rows)
     assert expected.isinf().any()
-    monkeypatch.setattr(flat, "queries_together", lambda numbers, device: 3)
+    monkeypatch.setattr(search, "queries_together", lambda numbers, device: 3)
     torch.testing.assert_close(squared_distances(queries(7), keys, rows), expected)
     monkeypatch.undo()
     meta = torch.device("meta")
-    assert flat.queries_together(flat.TILE // 3, meta) == 3
-    assert flat.queries_together(2 * flat.TILE, meta) == flat.queries_together(1, torch.device("cpu")) == 1
+    assert search.queries_together(search.TILE // 3, meta) == 3
+    assert (
+        search.queries_together(2 * search.TILE, meta) == search.queries_together(1, torch.device("cpu")) == 1
+    )
 
 
 def test_keys_stay_on_a_device_with_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, meta = random_store().keys.copy(), torch.device("meta")
-    assert flat.resident(keys, meta).device.type == "cpu"  # its free memory is unknown
+    assert search.resident(keys, meta).device.type == "cpu"  # its free memory is unknown
     free = 2 * keys.nbytes
-    monkeypatch.setattr(flat, "_free_memory", lambda device: free)
-    copy = flat.resident(keys, meta)
+    monkeypatch.setattr(search, "_free_memory", lambda device: free)
+    copy = search.resident(keys, meta)
     assert copy.is_meta
-    assert flat.resident(keys, meta) is copy
-    assert flat.resident(keys.copy(), meta) is not copy
-    assert flat.resident(keys, torch.device("cpu")).data_ptr() == keys.ctypes.data
+    assert search.resident(keys, meta) is copy
+    assert search.resident(keys.copy(), meta) is not copy
+    assert search.resident(keys, torch.device("cpu")).data_ptr() == keys.ctypes.data
     del keys
-    assert not flat._copies
+    assert not search._copies

@@ -10,9 +10,8 @@ from tiny_stores import TEXT, lines, manifest
 
 from forking import processes
 from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval import milvus_server
-from polyformer.applications.retrieval.milvus_server import Address, Server
-from polyformer.applications.retrieval.milvus_store import build_in_milvus, open_in_milvus
+from polyformer.applications.retrieval import milvus
+from polyformer.applications.retrieval.milvus import Address, Server, build_in_milvus, open_in_milvus
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
@@ -29,7 +28,7 @@ def builds(checkpoint: Path, text: Path, address: Address, part: int, said: Any,
     torch.set_num_threads(1)
     building.COMMIT_SECONDS = 0.0
     building.BATCH_TOKENS = 256
-    milvus_server.CONNECT = 60.0
+    milvus.CONNECT = 60.0
 
     def report(progress: object) -> None:
         said.put("begun")

@@ -10,18 +10,16 @@ import torch
 from tiny_stores import READING, TEXT, lines, manifest, tiny_checkpoint
 
 from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval import milvus_server, milvus_store
-from polyformer.applications.retrieval.milvus_server import Address
-from polyformer.applications.retrieval.milvus_store import (
+from polyformer.applications.retrieval import milvus, open_store
+from polyformer.applications.retrieval.milvus import (
+    Address,
     MilvusWriter,
     build_in_milvus,
     entry_numbers,
     open_in_milvus,
 )
-from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.readers import open_reader, windows
 from polyformer.applications.retrieval.store import MixtureConfig, open_folder
-from polyformer.applications.retrieval.stores import open_store
-from polyformer.applications.retrieval.windows import windows
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 
@@ -98,7 +96,7 @@ def test_half_precision_where_the_server_indexes_it(version: str, half: bool):
             assert name == "get_server_version"
             return version
 
-    assert milvus_store.indexes_half(Answers()) is half  # type: ignore[arg-type]
+    assert milvus.indexes_half(Answers()) is half  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -163,16 +161,16 @@ def test_a_server_that_dies_in_the_middle(
     store: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(milvus_server, "TIMEOUT", 3.0)
-    monkeypatch.setattr(milvus_server, "CONNECT", 2.0)
-    monkeypatch.setattr(milvus_store, "SENT_BYTES", 1000)
+    monkeypatch.setattr(milvus, "TIMEOUT", 3.0)
+    monkeypatch.setattr(milvus, "CONNECT", 2.0)
+    monkeypatch.setattr(milvus, "SENT_BYTES", 1000)
     monkeypatch.setattr(building, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(building, "BATCH_TOKENS", 256)
     address = Address(server_uri, "bottles")
     process, reader = server(), open_reader(checkpoint, "cpu")
     with monkeypatch.context() as patient:
-        patient.setattr(milvus_server, "CONNECT", 60.0)
-        milvus_server.Server(address)
+        patient.setattr(milvus, "CONNECT", 60.0)
+        milvus.Server(address)
     plain, calls = MilvusWriter.add, []
 
     def dying(writer: MilvusWriter, *arguments: object) -> None:
@@ -189,8 +187,8 @@ def test_a_server_that_dies_in_the_middle(
     with pytest.raises(InputError, match="the Milvus server failed"):
         open_in_milvus(address)
     again = server()
-    monkeypatch.setattr(milvus_server, "TIMEOUT", 60.0)
-    monkeypatch.setattr(milvus_server, "CONNECT", 60.0)
+    monkeypatch.setattr(milvus, "TIMEOUT", 60.0)
+    monkeypatch.setattr(milvus, "CONNECT", 60.0)
     with pytest.raises(InputError, match="not finished"):
         open_in_milvus(address)
     before = len(calls)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from tiny_stores import READING, TEXT, built, content, lines, manifest, tiny_model
 
-from polyformer.applications.retrieval.build import build
-from polyformer.applications.retrieval.fingerprints import changed_settings, model_fingerprint
-from polyformer.applications.retrieval.merge import merge, part_folder
-from polyformer.applications.retrieval.readers import open_reader
+from polyformer.applications.retrieval.build import build, merge, part_folder
+from polyformer.applications.retrieval.readers import (
+    Reading,
+    changed_settings,
+    model_fingerprint,
+    open_reader,
+    windows,
+)
 from polyformer.applications.retrieval.store import open_folder
-from polyformer.applications.retrieval.windows import Reading, windows
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 from polyformer.training.recipes import fit
 from tiny_recipes import tiny_recipe

@@ -11,12 +11,10 @@ from tiny_stores import built, content
 
 from full_disk import largest_file
 from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval import checksums
-from polyformer.applications.retrieval.checksums import CHECKSUMS
-from polyformer.applications.retrieval.entries import EntryWriter
-from polyformer.applications.retrieval.index import IndexConfig, make_index
-from polyformer.applications.retrieval.manifest import MANIFEST, Manifest
-from polyformer.applications.retrieval.merge import merge, part_folder
+from polyformer.applications.retrieval import entries
+from polyformer.applications.retrieval.build import merge, part_folder
+from polyformer.applications.retrieval.entries import CHECKSUMS, MANIFEST, EntryWriter, Manifest
+from polyformer.applications.retrieval.search import IndexConfig, make_index
 from polyformer.applications.retrieval.store import open_folder, verify
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
@@ -27,8 +25,8 @@ Complaint = Callable[..., str]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 entries; one of them is looked at on opening."""
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", 100 * 32)
-    monkeypatch.setattr(checksums, "SAMPLE", 1)
+    monkeypatch.setattr(entries, "BLOCK_BYTES", 100 * 32)
+    monkeypatch.setattr(entries, "SAMPLE", 1)
     monkeypatch.setattr(building, "COMMIT_SECONDS", 0.0)
     monkeypatch.setattr(building, "BATCH_TOKENS", 64)
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from tiny_stores import tiny_model
 
-from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
-from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.mixture import Mixture
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.mixture import Mixture, mixed, neighbour_probabilities
+from polyformer.applications.retrieval.readers import Reading
 from polyformer.applications.retrieval.store import FolderStore, MixtureConfig
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyformer.applications.retrieval import index as indexing
-from polyformer.applications.retrieval.checksums import file_checksum
-from polyformer.applications.retrieval.index import IndexConfig, make_index
-from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval import search as indexing
+from polyformer.applications.retrieval.entries import Manifest, file_checksum
+from polyformer.applications.retrieval.readers import Reading
+from polyformer.applications.retrieval.search import IndexConfig, make_index
 from polyformer.applications.retrieval.store import FolderStore, open_folder
-from polyformer.applications.retrieval.windows import Reading
 from polyformer.core.errors import InputError
 
 pytest.importorskip("faiss")

@@ -8,9 +8,7 @@ import pytest
 import torch
 from tiny_stores import TEXT
 
-from polyformer.applications.retrieval.by_transformers import generate
-from polyformer.applications.retrieval.definition import mixed, neighbour_probabilities
-from polyformer.applications.retrieval.mixture import Mixture
+from polyformer.applications.retrieval.mixture import Mixture, generate, mixed, neighbour_probabilities
 from polyformer.applications.retrieval.readers import TransformersReader
 from polyformer.applications.retrieval.store import FolderStore, MixtureConfig, open_folder
 from polyformer.cli.main import main

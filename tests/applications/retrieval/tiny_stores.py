@@ -7,9 +7,8 @@ import torch
 
 from polyformer import create_model
 from polyformer.applications.retrieval.build import build
-from polyformer.applications.retrieval.manifest import Manifest
-from polyformer.applications.retrieval.readers import ContextReader, open_reader
-from polyformer.applications.retrieval.windows import Reading
+from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.readers import ContextReader, Reading, open_reader
 from polyformer.data import DataConfig, TokenizerConfig, build_tokenizer
 from polyformer.data.sources.checks import fingerprint
 from polyformer.models.architectures import Transformer

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Page
 
-from polyformer.cli.plots.explorer.calls import distance_edges
-from polyformer.cli.plots.explorer.page import Buffers, write
+from polyformer.cli.plots.explorer.calls import Buffers, distance_edges
+from polyformer.cli.plots.explorer.explore import write
 
 HOSTILE = [
     "</script><script>window.ran = 1</script>",

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig
 from polyformer.cli.main import main
-from polyformer.cli.plots.cost import cost, image_cost
-from polyformer.cli.plots.tree import parameters, tree
+from polyformer.cli.plots.model import cost, image_cost, parameters, tree
 from polyformer.core.ops.product_kernels import ONEDNN, PRODUCTS, ProductKernels
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 from explorer_pages import HOSTILE, Attention, long_site, page, place, run, site, stored, text
 from playwright.sync_api import Locator, Page, expect
 
-from polyformer.cli.plots.explorer.page import Buffers
+from polyformer.cli.plots.explorer.calls import Buffers
 
 LENGTH, HEADS = 24, 4
 LAYERS = [

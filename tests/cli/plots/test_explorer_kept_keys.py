@@ -9,10 +9,8 @@ from torch import Tensor
 
 from polyformer.cli.main import main
 from polyformer.cli.plots.explorer.calls import MeasuredCall, measure_call
-from polyformer.cli.plots.explorer.kept_keys import only_kept
-from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.reading import PolyformerTexts, Reading, only_kept
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.texts import PolyformerTexts
 from polyformer.core.errors import InputError
 from polyformer.nn import CompressedCache
 

@@ -15,9 +15,8 @@ from polyformer import create_model
 from polyformer.attention.mechanisms.sinkhorn.definition import permutation
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.calls import Call, measure_call
-from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.reading import PolyformerTexts, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.texts import PolyformerTexts
 from polyformer.core.instrumentation import Lookup, Mark, record_lookup
 from polyformer.models.architectures import Transformer
 from polyformer.nn.memory.memorizing import Memorizing

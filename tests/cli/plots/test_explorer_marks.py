@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from polyformer import InputError, create_model
 from polyformer.cli.plots.explorer import page_of
 from polyformer.cli.plots.explorer.calls import Call, measure_call
-from polyformer.cli.plots.explorer.reading import Reading
+from polyformer.cli.plots.explorer.reading import PolyformerTexts, Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
-from polyformer.cli.plots.explorer.texts import PolyformerTexts
 from polyformer.core.instrumentation import Mark, collect_marks, record_mark
 from polyformer.models.architectures import Transformer
 

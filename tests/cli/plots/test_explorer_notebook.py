@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from polyformer import InputError, create_model, from_pretrained
 from polyformer.cli.plots.explorer import Explorer, Reading, explore
 from polyformer.cli.plots.explorer.calls import measure_call
-from polyformer.cli.plots.explorer.effects import with_effects
-from polyformer.cli.plots.explorer.notebook import reading
+from polyformer.cli.plots.explorer.notebook import reading, with_effects
 from polyformer.cli.plots.explorer.record import recorded_calls
 from polyformer.data import Tokenizer
 

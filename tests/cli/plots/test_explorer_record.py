@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from polyformer import InputError, create_model
-from polyformer.cli.plots.explorer.calls import CELLS, distance_edges, measure_call
-from polyformer.cli.plots.explorer.detail import planned, size, written
-from polyformer.cli.plots.explorer.page import TYPES, Buffers
+from polyformer.cli.plots.explorer.calls import CELLS, TYPES, Buffers, distance_edges, measure_call
+from polyformer.cli.plots.explorer.explore import planned, size, written
 from polyformer.cli.plots.explorer.record import recorded_calls
 
 LENGTH = 23

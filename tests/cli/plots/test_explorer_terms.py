@@ -15,9 +15,8 @@ import polyformer
 from polyformer import create_model
 from polyformer.attention.patterns.score_steps import UNNAMED, chain_score_mods, step, steps_of
 from polyformer.cli.plots.explorer import page_of
-from polyformer.cli.plots.explorer.calls import measure_call
-from polyformer.cli.plots.explorer.detail import size, written
-from polyformer.cli.plots.explorer.page import Buffers
+from polyformer.cli.plots.explorer.calls import Buffers, measure_call
+from polyformer.cli.plots.explorer.explore import size, written
 from polyformer.cli.plots.explorer.reading import Reading
 from polyformer.cli.plots.explorer.record import recorded_calls
 

@@ -14,11 +14,10 @@ from polyformer import InputError
 from polyformer.attention.patterns import Full, Global, Pattern, PerHead, Window
 from polyformer.attention.positions import AlibiConfig, PositionConfig, SinusoidalConfig
 from polyformer.cli import documentation
-from polyformer.cli.plots import pages as module
-from polyformer.cli.plots.pages import pages
+from polyformer.cli.plots import svg as module
 from polyformer.cli.plots.pattern import MASKED, SKIPPED, pictures
 from polyformer.cli.plots.position import position_picture, position_svg
-from polyformer.cli.plots.svg import DARK, LIGHT, SEEN, pattern_svg, runs
+from polyformer.cli.plots.svg import DARK, LIGHT, SEEN, pages, pattern_svg, runs
 from polyformer.core.registry import in_package
 from polyformer.core.sequence.context import Context
 

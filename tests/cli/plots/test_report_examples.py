@@ -13,7 +13,7 @@ from test_run_report import Page as Parsed
 
 from polyformer.cli.plots.report import write_report
 from polyformer.cli.plots.report.examples import LONG, MOST, PLACES, excerpts, tagged_words, text_cell
-from polyformer.cli.plots.report.held import GENERATED, SHOWN, ranked
+from polyformer.cli.plots.report.mistakes import GENERATED, SHOWN, ranked
 from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.recipes.run import Run

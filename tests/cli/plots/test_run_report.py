@@ -14,9 +14,8 @@ import polyformer
 from polyformer import Window, create_model
 from polyformer.cli.main import main
 from polyformer.cli.plots.report import write_report
-from polyformer.cli.plots.report.attention_maps import AttentionMaps, attention_view
-from polyformer.cli.plots.report.charts import Growth, Scale, Series, bar_chart, line_chart, measure_growth
-from polyformer.cli.plots.report.run import has_causal_attention, patterns
+from polyformer.cli.plots.report.page import Growth, Scale, Series, bar_chart, line_chart, measure_growth
+from polyformer.cli.plots.report.run import AttentionMaps, attention_view, has_causal_attention, patterns
 from polyformer.data.sources import library_text
 from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.report import number

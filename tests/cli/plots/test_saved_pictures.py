@@ -12,10 +12,9 @@ from explorer_pages import HOSTILE, Attention, page, run, site, stored, text
 from PIL import Image
 from playwright.sync_api import Locator, Page
 
-from polyformer.cli.plots.explorer.page import Buffers
-from polyformer.cli.plots.report.charts import Series, line_chart
+from polyformer.cli.plots.explorer.calls import Buffers
 from polyformer.cli.plots.report.mistakes import image_element
-from polyformer.cli.plots.report.page import figure, section
+from polyformer.cli.plots.report.page import Series, figure, line_chart, section
 from polyformer.cli.plots.report.page import page as report_page
 
 SVG = "{http://www.w3.org/2000/svg}"

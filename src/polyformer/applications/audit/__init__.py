@@ -8,10 +8,16 @@ A check is a function from a model and sizes to a relative difference that shoul
 rounding cannot explain is a finding.
 """
 
-from polyformer.applications.audit.audit import audit, measure
-from polyformer.applications.audit.checks import CHECKS, Gap
-from polyformer.applications.audit.report import LABELS, Report, Result, Status, accepted_deviations
-from polyformer.applications.audit.subject import ABILITIES, Subject
+from polyformer.applications.audit.audit import (
+    LABELS,
+    Report,
+    Result,
+    Status,
+    accepted_deviations,
+    audit,
+    measure,
+)
+from polyformer.applications.audit.checks import ABILITIES, CHECKS, Gap, Subject
 
 __all__ = [
     "ABILITIES",

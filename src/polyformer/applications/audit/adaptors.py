@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.audit.subject import Sample, Subject, expanded, module_subject
+from polyformer.applications.audit.checks import Sample, Subject, expanded, module_subject
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers

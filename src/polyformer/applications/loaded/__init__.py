@@ -8,9 +8,7 @@ The class of the object depends on the task of the run, or on the head of the ch
 command line call the same methods.
 """
 
-from polyformer.applications.loaded.base import LoadedModel
-from polyformer.applications.loaded.inputs import Verbatim
+from polyformer.applications.loaded.base import Choice, LoadedModel, Prediction, TaggedWord, Verbatim
 from polyformer.applications.loaded.load import load, load_for
-from polyformer.applications.loaded.results import Choice, Prediction, TaggedWord
 
 __all__ = ["Choice", "LoadedModel", "Prediction", "TaggedWord", "Verbatim", "load", "load_for"]

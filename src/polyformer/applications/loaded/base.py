@@ -1,26 +1,126 @@
 """The interface of a loaded model: a method for each ability, in batches, in the order of the inputs.
 
-A class of this package overrides the methods that its models support. The other methods raise an error that
-names what the model can do.
+Inputs are texts, files and images, single or several. Results are small values with names. A class of this
+package overrides the methods that its models support. The other methods raise an error that names what the
+model can do.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from polyformer.applications.loaded.inputs import several, texts_of
-from polyformer.core.errors import InputError, caution
+from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.paths import checked_path
+from polyformer.data.sources.files import whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
 
-    from polyformer.applications.encode.encoder import Encoder
+    from polyformer.applications.encoder import Encoder
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable label of an input, and the probability (0 to 1) of every label by its name.
+
+    The probabilities sum to 1, except for a checkpoint with several labels per text (multi_label), in which
+    every label has a probability of its own.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+    @classmethod
+    def of(cls, probabilities: Mapping[str, float]) -> Self:
+        """Return the prediction with these probabilities; of equal labels the first is predicted."""
+        label = max(probabilities, key=lambda name: probabilities[name])
+        return cls(label, probabilities[label], dict(probabilities))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The most probable choice, and the probability (0 to 1) of every choice in the order of the choices."""
+
+    choice: str
+    probability: float
+    probabilities: tuple[float, ...]
+
+    @classmethod
+    def of(cls, choices: Sequence[str], probabilities: Sequence[float]) -> Self:
+        """Return the choice with these probabilities; of equal choices the first."""
+        best = max(range(len(choices)), key=probabilities.__getitem__)
+        return cls(choices[best], probabilities[best], tuple(probabilities))
+
+
+class TaggedWord(NamedTuple):
+    """A word and its tag."""
+
+    word: str
+    tag: str
+
+
+class Verbatim(str):
+    """A text that is used as it is, even if a file has this name, such as a line of a file."""
+
+
+def several(inputs: Any) -> tuple[list[Any], bool]:
+    """Return the inputs as a list, and whether there was a single input instead of several.
+
+    A text, a path, an image, a tuple (a pair of texts) and a mapping are single inputs. Raises `InputError`
+    for a value that is neither an input nor iterable.
+    """
+    if isinstance(inputs, str | bytes | os.PathLike | tuple | Mapping) or is_picture(inputs):
+        return [inputs], True
+    if not isinstance(inputs, Iterable):
+        raise InputError(f"expected an input or a list of inputs, got {quote(inputs)}")
+    return list(inputs), False
+
+
+def is_picture(value: object) -> bool:
+    """Return whether `value` is an image of Pillow; Pillow is not imported."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def text_of(name: str, value: object) -> str:
+    """Return a text: a string as it is, or the whole text of the file of a path.
+
+    Raises `InputError` that names the argument `name` for another type, for a file that cannot be read, and
+    for a string that is the name of an existing file.
+    """
+    if isinstance(value, os.PathLike):
+        return whole_text(checked_path(Path(value)))
+    if not isinstance(value, str):
+        raise InputError(f"{name}: expected a text or the pathlib.Path of its file, got {quote(value)}")
+    if not isinstance(value, Verbatim) and os.path.isfile(value):
+        raise InputError(
+            f"{name}: expected a text, got the name of a file, {quote(value)}; read the text of the file "
+            f"with pathlib.Path({quote(value)})"
+        )
+    return str(value)
+
+
+def texts_of(name: str, values: Iterable[object]) -> list[str]:
+    """Return `text_of` of each value."""
+    return [text_of(name, value) for value in values]
+
+
+def pair_of(name: str, value: object) -> tuple[str, str]:
+    """Return both texts of a pair, which is a tuple or a list; raise `InputError` for anything else."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InputError(f"{name}: expected a pair of texts, (first, second), got {quote(value)}")
+    first, second = texts_of(name, value)
+    return first, second
 
 
 class LoadedModel:
@@ -158,7 +258,7 @@ class LoadedModel:
         return InputError(f"{name}: not available for {self.path}; this model can {', '.join(self.can)}")
 
     def _encoder(self, pooling: str | None, normalize: bool) -> "Encoder":
-        from polyformer.applications.encode.encoder import Encoder
+        from polyformer.applications.encoder import Encoder
 
         if (pooling, normalize) not in self._encoders:
             device = next(self.model.parameters()).device

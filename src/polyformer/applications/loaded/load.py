@@ -1,15 +1,33 @@
-"""`load`: the object for the task of a run, or for the head of a checkpoint."""
+"""`load`: the object for the task of a run, or for the head of a checkpoint.
 
+The models that read are defined here: they classify texts, pairs of texts and images, tag words, answer
+questions, choose, or only have vectors. `writers` has the models that generate text.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from polyformer.applications.loaded.base import LoadedModel
-from polyformer.applications.loaded.classifiers import ImageClassifier, Regressor, TextClassifier
-from polyformer.applications.loaded.words import Answerer, Chooser, Tagger, TextEncoder
+from polyformer.applications.loaded.base import (
+    Choice,
+    LabelledModel,
+    LoadedModel,
+    Prediction,
+    TaggedWord,
+    is_picture,
+    pair_of,
+    several,
+    text_of,
+    texts_of,
+)
 from polyformer.applications.loaded.writers import Continuer, Extractor, TargetWriter
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.paths import checked_path
+from polyformer.data import read
+from polyformer.data.formats.images import SUFFIXES, picture_row
 from polyformer.models.architectures import VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.checkpoints.folder_files import embedding_head
@@ -18,8 +36,202 @@ from polyformer.nn.heads import ClassifyConfig
 from polyformer.training import tasks
 from polyformer.training.machine import choose_device
 from polyformer.training.recipes.reader import Reader, Writer, check_head, command_of
-from polyformer.training.recipes.run import Run, is_checkpoint, open_model, task_of
+from polyformer.training.recipes.run import Run, brought, is_checkpoint, open_model, task_of
 from polyformer.training.tasks.text import TextTask
+
+
+class TextModel(LoadedModel):
+    """A model that reads texts or pairs of texts."""
+
+    @property
+    def pairs(self) -> bool | None:
+        """Return whether the model reads pairs of texts; None for a checkpoint, which does not record it."""
+        return None if isinstance(self.task, Reader) else "pair" in self.task.config.needs
+
+    def _columns(self, items: Sequence[Any]) -> tuple[list[str], list[str] | None]:
+        """Return the texts, and the second texts of pairs or None; raise `InputError` for the other kind."""
+        pairs = self.pairs
+        if pairs is None:
+            pairs = isinstance(items[0], tuple)
+        if pairs:
+            both = [pair_of("inputs", item) for item in items]
+            return [first for first, _ in both], [second for _, second in both]
+        if any(isinstance(item, tuple) for item in items):
+            raise InputError(
+                f"inputs: expected single texts, for which {self.path} was trained, got a pair of texts"
+                if self.pairs is False
+                else "inputs: expected either only texts or only pairs of texts, got both"
+            )
+        return texts_of("inputs", items), None
+
+
+class TextClassifier(TextModel, LabelledModel):
+    """A classifier of texts or of pairs of texts."""
+
+    command: ClassVar[str] = "classify"
+    does: ClassVar[str] = "classify"
+
+    def classify(self, inputs: Any) -> Any:
+        """Return a `Prediction` for each text, or for each pair of texts (a tuple)."""
+
+        def predictions(items: list[Any]) -> list[Prediction]:
+            shares = self.task.classify(self.model, *self._columns(items))
+            return [Prediction.of(probabilities) for probabilities in shares]
+
+        return self._each(inputs, predictions)
+
+
+class Regressor(TextModel):
+    """A model that assigns a number to a text or a pair of texts; checkpoints may assign several."""
+
+    command: ClassVar[str] = "classify"
+    does: ClassVar[str] = "regress"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the numbers of a checkpoint; empty for a run, whose number has no name."""
+        return tuple(self.task.labels) if isinstance(self.task, Reader) else ()
+
+    def regress(self, inputs: Any) -> Any:
+        """Return the number of each text or pair of texts; by label name if the checkpoint has several."""
+
+        def numbers(items: list[Any]) -> Sequence[float | Mapping[str, float]]:
+            texts, pairs = self._columns(items)
+            if not isinstance(self.task, Reader):
+                return self.task.predict(self.model, texts, pairs)
+            named = self.task.classify(self.model, texts, pairs)
+            return [next(iter(values.values())) if len(values) == 1 else values for values in named]
+
+        return self._each(inputs, numbers)
+
+
+class ImageClassifier(LabelledModel):
+    """A classifier of images."""
+
+    command: ClassVar[str] = "classify"
+    does: ClassVar[str] = "classify"
+    reads_text: ClassVar[bool] = False
+
+    def classify(self, inputs: Any) -> Any:
+        """Return a `Prediction` for each image: the name or path of a file, or an image of Pillow."""
+
+        def predictions(items: list[Any]) -> list[Prediction]:
+            rows = [self._row(item) for item in items]
+            return [Prediction.of(shares) for shares in self.task.classify(self.model, rows)]
+
+        return self._each(inputs, predictions)
+
+    def _row(self, image: Any) -> dict[str, Any]:
+        """Return the pixels of an image in the size and the colours of the model."""
+        reading = brought(self.task)
+        if is_picture(image):
+            return picture_row(image, reading.image_size, reading.image_mode)
+        if not isinstance(image, str | os.PathLike) or not os.fspath(image).lower().endswith(SUFFIXES):
+            raise InputError(
+                f"IMAGE: this model reads images; expected an image of Pillow, or a file name that ends with "
+                f"one of {', '.join(SUFFIXES)}, got {quote(image)}; to evaluate a folder use polyformer "
+                "evaluate RUN --data FOLDER"
+            )
+        return next(iter(read(reading, ("image", "height", "width"), os.fspath(image))))  # type: ignore[arg-type]
+
+
+WORD = re.compile(r"[@#]?\w+(?:['\u2019.-]\w+)*|\S")  # words with inner punctuation; any other mark is a word
+
+
+class Tagger(LabelledModel):
+    """A model that tags the words of texts."""
+
+    command: ClassVar[str] = "tag"
+    does: ClassVar[str] = "tag"
+
+    def tag(self, texts: Any) -> Any:
+        """Return a list of `TaggedWord` for each text; a tuple of words is a text that is already split."""
+
+        def tagged(items: list[Any]) -> list[list[TaggedWord]]:
+            sentences = [words_of(item) for item in items]
+            tags = self.task.tag(self.model, sentences)
+            return [[*map(TaggedWord, words, row)] for words, row in zip(sentences, tags)]
+
+        return self._each(texts, tagged)
+
+
+def words_of(text: Any) -> list[str]:
+    """Return the words of a text, or of a tuple of words."""
+    if isinstance(text, tuple):
+        if not all(isinstance(word, str) for word in text):
+            raise InputError(f"texts: expected a tuple of words, got {quote(text)}")
+        return list(text)
+    return WORD.findall(text_of("texts", text))
+
+
+class Answerer(LoadedModel):
+    """A model that answers questions by an excerpt of a text."""
+
+    command: ClassVar[str] = "answer"
+    does: ClassVar[str] = "answer"
+
+    def answer(self, question: Any, context: Any) -> Any:
+        """Return the answer to each question, an excerpt of the context; empty without an answer.
+
+        context: a text for all questions, or a list with a text for each.
+        """
+
+        def answers(items: list[Any]) -> list[str]:
+            questions = texts_of("question", items)
+            values, single = several(context)
+            contexts = texts_of("context", values)
+            contexts = contexts * len(questions) if single else contexts
+            check_lengths("context", contexts, questions)
+            rows = [{"question": asked, "context": text} for asked, text in zip(questions, contexts)]
+            return self.task.answer(self.model, rows)
+
+        return self._each(question, answers)
+
+
+class Chooser(LoadedModel):
+    """A model that chooses one of several texts."""
+
+    command: ClassVar[str] = "choose"
+    does: ClassVar[str] = "choose"
+
+    def choose(self, question: Any, choices: Sequence[Any]) -> Any:
+        """Return a `Choice` for each question.
+
+        choices: two or more texts for all questions, or for a list of questions a list of texts for each.
+        """
+
+        def chosen(items: list[Any]) -> list[Choice]:
+            questions, lists = texts_of("question", items), choice_lists(choices, len(items))
+            rows = [{"text": text, "choices": options} for text, options in zip(questions, lists)]
+            return [*map(Choice.of, lists, self.task.choose(self.model, rows))]
+
+        return self._each(question, chosen)
+
+
+def choice_lists(choices: Sequence[Any], questions: int) -> list[list[str]]:
+    """Return the choices of each question; raise `InputError` for fewer than two choices."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence):
+        raise InputError(f"choices: expected a list of two or more texts, got {quote(choices)}")
+    common = all(isinstance(choice, str) for choice in choices)
+    lists = [texts_of("choices", options) for options in ([choices] * questions if common else choices)]
+    check_lengths("choices", lists, range(questions))
+    for options in lists:
+        if len(options) < 2:
+            raise InputError(f"choices: expected two or more texts, got {quote(options)}")
+    return lists
+
+
+def check_lengths(name: str, values: Sequence[Any], questions: Sequence[Any]) -> None:
+    """Raise `InputError` if a list has another length than the list of questions."""
+    if len(values) != len(questions):
+        raise InputError(f"{name}: expected one for each of {len(questions)} questions, got {len(values)}")
+
+
+class TextEncoder(LoadedModel):
+    """A model of texts without labels and without generated text; it has vectors of texts."""
+
+    does: ClassVar[str] = "embed"
+
 
 TASKS: dict[type[tasks.Task], type[LoadedModel]] = {
     tasks.Classification: TextClassifier,

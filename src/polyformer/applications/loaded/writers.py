@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from polyformer.applications.loaded.base import LoadedModel
-from polyformer.applications.loaded.inputs import texts_of
+from polyformer.applications.loaded.base import LoadedModel, texts_of
 from polyformer.core.errors import InputError
 from polyformer.data import by_tokens
 from polyformer.models.generation import BeamConfig, GenerationConfig

@@ -7,19 +7,24 @@ The tasks are RULER's (Hsieh et al. 2024), generated from a seed. Prompts are fi
 the model's tokenizer, and answers are scored by the texts that they contain.
 """
 
-from polyformer.applications.probing.base import ProbeTask, Sample
-from polyformer.applications.probing.catalogue import TASKS, ProbeText, find_task, read_text, task_names
-from polyformer.applications.probing.filling import Prompt, PromptFormat, fill
-from polyformer.applications.probing.models import ProbedModel
 from polyformer.applications.probing.probe import (
+    TASKS,
     ProbeAnswer,
     ProbeConfig,
+    ProbedModel,
     ProbeResult,
+    ProbeText,
+    Prompt,
+    PromptFormat,
+    fill,
+    find_task,
     probe,
     prompts,
+    read_text,
     score_table,
+    task_names,
 )
-from polyformer.applications.probing.scoring import match_all, match_any
+from polyformer.applications.probing.tasks import ProbeTask, Sample, match_all, match_any
 
 __all__ = [
     "TASKS",

@@ -26,9 +26,8 @@ from polyformer.applications.retrieval.build import (
     keys_of,
 )
 from polyformer.applications.retrieval.entries import PROGRESS
-from polyformer.applications.retrieval.readers import ContextReader, RunReader
+from polyformer.applications.retrieval.readers import ContextReader, RunReader, Window, windows
 from polyformer.applications.retrieval.store import FolderStore, Store
-from polyformer.applications.retrieval.windows import Window, windows
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json, writing
 from polyformer.data.rows.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.applications.retrieval.entries import PROGRESS, checks, mapped_entries
-from polyformer.applications.retrieval.flat import nearest, squared_distances
-from polyformer.applications.retrieval.index import Index
-from polyformer.applications.retrieval.manifest import Manifest
+from polyformer.applications.retrieval.entries import PROGRESS, Manifest, checks, mapped_entries
+from polyformer.applications.retrieval.search import Index, nearest, squared_distances
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
@@ -119,7 +117,7 @@ class FolderStore:
 def open_folder(folder: Path, search: Search = "auto") -> FolderStore:
     """Open the store in `folder`, for any number of processes; raises `InputError` if it cannot be used.
 
-    Some of its blocks are compared with their checksums: see `polyformer.applications.retrieval.checksums`.
+    Some of its blocks are compared with their checksums: see `polyformer.applications.retrieval.entries`.
     """
     if not checked_path(folder).is_dir():
         raise InputError(f"{folder}: no such datastore; build it with polyformer datastore build")

@@ -1,16 +1,17 @@
-"""The commands of `polyformer`, one module per command.
+"""The commands of `polyformer`, found by their names.
 
-A command's module has a docstring (its help), `EXAMPLES`, and `run(options)`. The type annotation of
-`options` names a dataclass whose fields are the command's options. Other distributions add commands through
-the entry points of `GROUP`.
+Most commands have a module of their own: its docstring is the help, and it has `EXAMPLES` and `run(options)`.
+Commands that belong together share a module (`PAGES`): there the command `tag` has `run_tag(options)`, whose
+docstring is the help, and `TAG_EXAMPLES`. The type annotation of `options` names a dataclass whose fields are
+the command's options. Other distributions add commands, a module each, through the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
-`input_lines` (reads input texts), `training_run` (for train and distill), `before_after` and `recall` (for
-convert), `model_and_texts` (for explore, spectrum, ablate, calibrate and fit-pattern), `show_pictures` and
-`evaluate_*`.
+`inputs` (reads input texts, and models with texts), `before_after` (for convert and fit-pattern), `processes`
+and `show_pictures`.
 """
 
 import typing
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -82,6 +83,30 @@ COMMANDS = {
 }
 """Each command with the first line of its help, which is listed without importing a module."""
 
+PAGES = {
+    **dict.fromkeys(("classify", "tag", "translate", "answer", "choose"), "texts"),
+    **dict.fromkeys(("prompt", "probe"), "questions"),
+    **dict.fromkeys(("convert", "export"), "convert"),
+    **dict.fromkeys(("fit-pattern", "calibrate"), "fitting"),
+    **dict.fromkeys(("spectrum", "ablate"), "heads"),
+    **dict.fromkeys(("audit", "tune"), "checks"),
+    **dict.fromkeys(("list", "completion"), "names"),
+    "record": "acting",
+}
+"""The modules of commands that share one with others."""
+
+
+class Command(typing.NamedTuple):
+    """A command: the function that runs it, its help and its examples.
+
+    details: returns text for the help that depends on the arguments.
+    """
+
+    run: Callable[[typing.Any], None]
+    help: str
+    examples: str
+    details: Callable[[list[str]], str] | None = None
+
 
 def is_installed(name: str) -> bool:
     """Return whether the distribution of the command `name` is there, judged by its package.
@@ -91,14 +116,26 @@ def is_installed(name: str) -> bool:
     return name not in LABORATORY or find_spec(DISTRIBUTION.replace("-", "_")) is not None
 
 
-def load_command(name: str) -> ModuleType:
-    """Import the module of the command `name`.
+def load_command(name: str) -> Command:
+    """Import the module of the command `name` and return the command.
 
     Raises:
         InputError: The command's distribution is not installed.
     """
+    from inspect import cleandoc  # loads half of the standard library
+
+    module, own = load_module(name), name.replace("-", "_")
+    if name not in PAGES:
+        details = getattr(module, "details", None)
+        return Command(module.run, cleandoc(module.__doc__ or ""), module.EXAMPLES, details)
+    run = getattr(module, f"run_{own}")
+    return Command(run, cleandoc(run.__doc__ or ""), getattr(module, f"{own.upper()}_EXAMPLES"))
+
+
+def load_module(name: str) -> ModuleType:
+    """Import the module of the command `name`; raise `InputError` if its distribution is not installed."""
     if name not in LABORATORY:
-        return import_module(f"{__name__}.{name.replace('-', '_')}")
+        return import_module(f"{__name__}.{PAGES.get(name, name)}")
     from importlib.metadata import entry_points  # loads email and half of the standard library
 
     for point in entry_points(group=GROUP, name=name):
@@ -109,6 +146,6 @@ def load_command(name: str) -> ModuleType:
     )
 
 
-def options_class(command: ModuleType) -> type[typing.Any]:
+def options_class(command: Command) -> type[typing.Any]:
     """Return the dataclass of a command's options: the type of the argument `options` of its `run`."""
     return typing.get_type_hints(command.run)["options"]

@@ -6,6 +6,8 @@ before and after. An embedding model computes one vector per piece; the cosine s
 is reported. If a model cannot read pieces of a length (it has too few positions), the reason is reported
 instead. On request a decoder also looks for numbers hidden in the text (`recall`), because perplexity depends
 mostly on near tokens.
+
+Recall is the share of numbers, hidden in a text of one length, that a decoder finds.
 """
 
 import dataclasses
@@ -20,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyformer.applications.probing import ProbedModel, read_text
+from polyformer.applications.probing import ProbeConfig, ProbedModel, ProbeText, probe, read_text
 from polyformer.cli.commands.options import parse_lengths
-from polyformer.cli.commands.recall import recall
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import IGNORED
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory, time_once
@@ -84,6 +85,15 @@ class Comparison:
         if not self.embeds or isinstance(self.before, str) or isinstance(self.after, str):
             return None
         return float(F.cosine_similarity(self.before.values, self.after.values).mean())
+
+    @property
+    def quality(self) -> float:
+        """Similarity of the vectors, or ratio of the perplexities, after to before, if both models read."""
+        if self.similarity is not None:
+            return self.similarity
+        assert isinstance(self.before, TextMeasurement)
+        assert isinstance(self.after, TextMeasurement)
+        return self.after.perplexity / self.before.perplexity
 
 
 def compare(
@@ -313,3 +323,30 @@ def _lengths(options: Any, *models: Transformer) -> list[int]:
     if options.lengths is None:
         return sorted({min(model.config.max_position_embeddings, LONGEST) for model in models})
     return parse_lengths(options.lengths)
+
+
+NEW_TOKENS = 32
+"""Tokens in which the number must be found, so that a comparison takes minutes."""
+
+
+def recall(
+    tokenizer: Tokenizer, text: ProbeText, samples: int, model: Transformer, length: int
+) -> float | None:
+    """Return the share of numbers that a decoder finds, each hidden in a prompt of `length` tokens of `text`.
+
+    None for a length that is too long for the model or too short for the prompt.
+    """
+    config = ProbeConfig(samples=samples, max_new_tokens=NEW_TOKENS)
+    try:
+        (result,) = probe(probed(model, tokenizer), ["niah_single_2"], [length], text, config)
+    except InputError:
+        return None
+    return result.score
+
+
+def probed(model: Transformer, tokenizer: Tokenizer) -> ProbedModel:
+    """Return the view of a decoder that reads prompts with the first token of its training."""
+    begin = list[int]()
+    if model.config.origin is None and tokenizer.backend.post_processor is None:
+        begin = [token for token in (tokenizer.bos_id,) if token is not None]  # as the task lm
+    return ProbedModel.of(model, tokenizer, lambda prompt: [*begin, *tokenizer.encode_prompt(prompt)])

@@ -1,22 +1,23 @@
-"""Convert a checkpoint to another format, or to a model with another attention, memory, depth or length.
+"""Commands that write a trained model in another form: convert, export.
 
-Prints which weights are copied, extended by copying, or newly initialized. Train the result further with
-`polyformer train --pretrained OUT`. With --evaluate, also compares the models on a text before and after the
-conversion: perplexity (of masked tokens for an encoder; for an embedding model the similarity of its
-vectors), speed and memory, and with --recall whether they find numbers hidden in the text. If the quality
-loss exceeds --tolerance, the exit status is 1; the model is still written.
+A conversion may include training: exits fitted in closed form, and a new attention that learns from the old.
+For other libraries, a run that translates or summarizes has its generation settings written with it.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from polyformer.cli.commands.options import argument, option
 from polyformer.core.errors import InputError
 from polyformer.core.paths import checked_path
 from polyformer.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-EXAMPLES = """examples:
+if TYPE_CHECKING:
+    from polyformer.models.architectures import Transformer
+
+CONVERT_EXAMPLES = """examples:
   polyformer convert bert-dir bert-polyformer
   polyformer convert runs/mine/ for-transformers --format hub
   polyformer convert gpt2-dir gpt2-int8 --weights int8
@@ -124,11 +125,16 @@ class ConvertOptions:
     allow_pickle: bool = option("read pytorch_model.bin (tensors only) if there are no safetensors", False)
 
 
-def run(options: ConvertOptions) -> None:
-    """Write the converted checkpoint and its tokenizer; exit with status 1 if it lost too much quality."""
+def run_convert(options: ConvertOptions) -> None:
+    """Convert a checkpoint to another format, or to a model with another attention, memory, depth or length.
+
+    Prints which weights are copied, extended by copying, or newly initialized. Train the result further with
+    `polyformer train --pretrained OUT`. With --evaluate, also compares the models on a text before and after
+    the conversion: perplexity (of masked tokens for an encoder; for an embedding model the similarity of its
+    vectors), speed and memory, and with --recall whether they find numbers hidden in the text. If the quality
+    loss exceeds --tolerance, the exit status is 1; the model is still written.
+    """
     from polyformer.cli.commands.before_after import check_evaluation, show_evaluation
-    from polyformer.cli.commands.convert_training import fit, learn_attention
-    from polyformer.cli.commands.run_settings import settings_of_run
     from polyformer.data.tokenizers.loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
@@ -194,3 +200,155 @@ def _save(model: Any, folder: Path, format: str) -> None:
     wrap(model).save_pretrained(folder)
     if isinstance(model.config, ModelConfig):
         write_modules(model.config, folder)
+
+
+FIT_LENGTH = 256
+"""Tokens per row of the text that exits are fitted to."""
+
+
+def fit(options: Any, model: "Transformer") -> None:
+    """Fit the exits of `model` to the text --fit in place; print the errors left."""
+    from polyformer.applications.exit_fitting import fit_exits, fittable_exits
+
+    fittable_exits(model)
+    if options.fit_tokens < 2 * FIT_LENGTH:
+        raise InputError(f"--fit-tokens: expected {2 * FIT_LENGTH} or more, got {options.fit_tokens}")
+    rows = rows_of_text(model, options.folder, options.fit, FIT_LENGTH, options.fit_tokens)
+
+    def show(read: int) -> None:
+        print(f"\r{read:,} of {len(rows) * FIT_LENGTH:,} tokens", end="", file=sys.stderr, flush=True)
+
+    fitted = fit_exits(model, rows, show)
+    print(file=sys.stderr)
+    for exit in fitted:
+        print(
+            f"exit after layer {exit.layer}: divergence from the last layer on held-out rows "
+            f"{exit.divergence:.3f} nats, before the fit {exit.before:.3f} (ridge {exit.ridge:g})"
+        )
+
+
+TRANSFER_LENGTH = 512
+"""Tokens per row of the text that a new attention learns from."""
+
+
+def learn_attention(options: Any, old: "Transformer", new: "Transformer") -> "Transformer":
+    """Return `new` after attention transfer from `old` and low-rank tuning on a text; print the losses."""
+    from polyformer.applications.linearizing import Steps, check_tunable, transfer_attention, tune_low_rank
+    from polyformer.training.recipes.run import choose_device
+
+    # The transfer takes minutes, so a model that cannot be tuned is refused before it.
+    if options.tune_tokens:
+        check_tunable(new)
+    longest = max(options.transfer_tokens, options.tune_tokens)
+    rows = rows_of_text(new, options.folder, options.transfer, TRANSFER_LENGTH, longest)
+    device = choose_device("auto")
+    old, new = old.to(device), new.to(device)
+
+    def show(read: int, loss: float) -> None:
+        print(f"\r{read:,} tokens, loss {loss:.3f} ", end="", file=sys.stderr, flush=True)
+
+    steps = Steps(rows, options.transfer_tokens, precision=options.precision)
+    losses = transfer_attention(old, new, steps, show)
+    print(file=sys.stderr)
+    worst = max(range(len(losses)), key=losses.__getitem__)
+    mean = sum(losses) / len(losses)
+    print(f"attention transfer: error {mean:.3f} of the old output, {losses[worst]:.3f} in layer {worst}")
+    if options.tune_tokens:
+        new = tune_low_rank(new, Steps(rows, options.tune_tokens, precision=options.precision), show)
+        print(file=sys.stderr)
+    old.cpu()
+    return new.cpu()
+
+
+def rows_of_text(model: "Transformer", folder: str, text: str, length: int, tokens: int) -> list[list[int]]:
+    """Return rows of `length` tokens, at most `tokens` in all, of a text by the tokenizer in `folder`."""
+    from polyformer.cli.commands.inputs import ModelAndTexts, token_rows
+    from polyformer.data import DataConfig
+    from polyformer.data.tokenizers.loading import load_tokenizer
+
+    source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
+    return token_rows(source, "text", length, max(1, tokens // length))
+
+
+EXPORT_EXAMPLES = """examples:
+  polyformer export gpt2-dir gpt2-onnx
+  polyformer export model.gguf smollm2-onnx
+  polyformer export translator-run translator-onnx
+  polyformer export bert-dir bert-graph --format torch
+  polyformer export classifier-dir out --head classify
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of `polyformer export`."""
+
+    model: str = argument(
+        "checkpoint: a directory written by transformers or polyformer, a run, or a GGUF file",
+        metavar="MODEL",
+    )
+    out: str = argument(
+        "directory to write: the graph, config.json with the names of the labels, and the tokenizer",
+        metavar="OUT",
+        output="folder",
+    )
+    format: Literal["onnx", "torch"] = option(
+        "onnx: model.onnx, or encoder_model.onnx and decoder_with_past_model.onnx of an encoder-decoder; "
+        "torch: the same with .pt2, for torch.export.load (default: onnx)",
+        "onnx",
+    )
+    no_cache: bool = option(
+        "export a decoder, or an encoder-decoder as one graph, without a cache, to read whole texts", False
+    )
+    max_tokens: PositiveInt | None = option(
+        "most tokens of a text (default: the model's positions)", metavar="N"
+    )
+    max_rows: PositiveInt | None = option("most texts per call (default: any number)", metavar="N")
+    head: str | None = option("head to load, such as masked or embed (default: the one in the checkpoint)")
+
+
+def run_export(options: ExportOptions) -> None:
+    """Export a model as a graph for other runtimes: an ONNX file, or a file for torch.export.
+
+    The graph takes any number of texts and tokens. A decoder has its KV cache as input and output; an
+    encoder-decoder has a graph that reads the source, and one that writes the target with a cache; an encoder
+    computes windows, global tokens and BigBird's blocks in time proportional to the length. Prints how each
+    layer computes attention.
+    """
+    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.models.checkpoints import from_pretrained
+    from polyformer.models.config import longest_text
+    from polyformer.models.export import export_model
+    from polyformer.models.export.exporting import write_description
+
+    model = from_pretrained(options.model, options.head)
+    if model.generation is None:
+        model.generation = settings_of_run(options.model, model.config)
+    bounds = {"max_tokens": options.max_tokens, "max_rows": options.max_rows}
+    exported = export_model(model, options.out, options.format, cache=not options.no_cache, **bounds)
+    print(exported)
+    longest = min(exported.longest, longest_text(model.config) or exported.longest)
+    write_description(model, Path(options.out), longest)
+    try:
+        load_tokenizer(options.model).save(options.out, longest)
+    except InputError as error:
+        print(f"no tokenizer written: {error}")
+
+
+def settings_of_run(folder: str, config: Any) -> dict[str, Any] | None:
+    """Return the generation settings of a run that translates or summarizes, with the special tokens of the
+    model's `config`; None for other models.
+    """
+    from polyformer.models.architectures.pretrained import RECIPE
+    from polyformer.training.recipes.run import Run
+    from polyformer.training.tasks import SequenceToSequence
+
+    if not (checked_path(folder) / RECIPE).is_file():
+        return None
+    run = Run.open(folder)
+    if not issubclass(run.recipe.task.task, SequenceToSequence):
+        return None
+    tokens = config.special.eos, config.special.pad, config.special.bos
+    names = "eos_token_id", "pad_token_id", "decoder_start_token_id"
+    special = {name: token for name, token in zip(names, tokens) if token is not None}
+    return {**special, **run.task_of(SequenceToSequence).generation_settings()}

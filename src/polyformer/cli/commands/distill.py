@@ -49,7 +49,7 @@ class DistillOptions:
 
 def run(options: DistillOptions) -> None:
     """Train the student and compare it with the teacher."""
-    from polyformer.cli.commands.training_run import conclude, train
+    from polyformer.cli.commands.train import conclude, train
     from polyformer.training.engine import is_main
     from polyformer.training.recipes import Recipe
     from polyformer.training.run_control import ignore_sigusr1

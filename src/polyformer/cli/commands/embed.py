@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from polyformer.cli.commands.input_lines import STANDARD_INPUT, input_lines, text_file, text_lines
+from polyformer.cli.commands.inputs import STANDARD_INPUT, input_lines, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError, quote
 
 if TYPE_CHECKING:
-    from polyformer.applications.encode.embed import EmbedProgress
-    from polyformer.applications.encode.texts import TextList, Texts
+    from polyformer.applications.embedding import EmbedProgress, TextList, Texts
 
 EXAMPLES = """examples:
   polyformer embed all-MiniLM-L6-v2 notes.txt --out notes.parquet
@@ -76,8 +75,8 @@ def run(options: EmbedOptions) -> None:
     """Write the vectors, or the rest of them after an interruption."""
     import torch
 
-    from polyformer.applications.encode.embed import OutputFormat, embed
-    from polyformer.applications.encode.encoder import Encoder
+    from polyformer.applications.embedding import OutputFormat, embed
+    from polyformer.applications.encoder import Encoder
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.launcher import rank, world
     from polyformer.training.machine import choose_device
@@ -121,7 +120,7 @@ def run(options: EmbedOptions) -> None:
 
 def texts_of(options: EmbedOptions, world: int) -> "Texts | TextList":
     """Return the texts of FILES, of --file or of standard input, for one of `world` processes."""
-    from polyformer.applications.encode.texts import TextList, Texts
+    from polyformer.applications.embedding import TextList, Texts
 
     if options.files:
         refuse(options, ("file", "lines"), "not available with FILE; leave out one of them")

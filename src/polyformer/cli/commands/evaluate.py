@@ -145,7 +145,7 @@ def run(options: EvaluateOptions) -> None:
         names = ("memory_length", "store_size", "length", "cache", "report")
         refuse(options, names, "not available with --datastore")
         refuse_settings(options, "not available with --datastore")
-        from polyformer.cli.commands.evaluate_datastore import measure
+        from polyformer.cli.commands.datastore import measure
 
         return measure(options)
     if options.frozen is None:
@@ -182,7 +182,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         why = f"requires a run of the task 'act', and {options.run} has the task {quote(kind)}"
         refuse(options, ACTING, why)
     if options.episode is not None:
-        from polyformer.cli.commands.evaluate_acting import draw
+        from polyformer.cli.commands.acting import draw
 
         refuse_several("--episode")
         return draw(options.episode, run, run.measured(options.device))
@@ -194,7 +194,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         set_store(model, options.store_size)
     source = nullcontext(run.task)
     if options.frozen is not None:
-        from polyformer.cli.commands.evaluate_datastore import with_neighbours
+        from polyformer.cli.commands.datastore import with_neighbours
 
         source = with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()})
     with model_threads(model), source as task:
@@ -212,7 +212,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         return
     print(table(scores))
     if kind == "act":
-        from polyformer.cli.commands.evaluate_acting import try_out
+        from polyformer.cli.commands.acting import try_out
 
         try_out(run, model, options)
     if options.report:
@@ -264,7 +264,7 @@ def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
     names = ("frozen", "memory_length", "store_size", "report", *ACTING)
     refuse(options, names, "not available for a checkpoint; leave it out")
     refuse_settings(options, "not available for a checkpoint; leave it out")
-    from polyformer.cli.commands import evaluate_datastore
+    from polyformer.cli.commands import datastore
 
-    evaluate_datastore.measure_checkpoint(options, shared)
+    datastore.measure_checkpoint(options, shared)
     return True

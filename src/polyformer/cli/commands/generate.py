@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from polyformer.cli.commands.input_lines import input_lines, refuse_file_names, text_file, text_lines
+from polyformer.cli.commands.inputs import input_lines, refuse_file_names, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
 from polyformer.cli.commands.processes import ModelShard, refuse_several, tensor_parallel
 from polyformer.core.errors import InputError, quote
@@ -228,7 +228,7 @@ def mixture_for(options: GenerateOptions, reader: "ContextReader") -> "KnnMixtur
 def write_by_transformers(options: GenerateOptions, settings: "dict[str, Any]") -> None:
     """Print the prompts and their continuations by a model that only transformers can load."""
     from polyformer.applications.loaded.writers import shown_prompt
-    from polyformer.applications.retrieval.by_transformers import generate
+    from polyformer.applications.retrieval.mixture import generate
     from polyformer.applications.retrieval.readers import open_reader
     from polyformer.core.ops.cpu import model_threads
     from polyformer.models.generation import TextStreamer

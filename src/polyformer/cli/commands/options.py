@@ -14,12 +14,11 @@ import types
 import typing
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from annotated_types import Le
 
-from polyformer.cli.commands import options_class
+from polyformer.cli.commands import Command, options_class
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.parsing import parse_yaml
 from polyformer.core.paths import check_file, check_folder, descriptor
@@ -120,7 +119,7 @@ def parse_lengths(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def parse(name: str, command: ModuleType, argv: list[str]) -> Any:
+def parse(name: str, command: Command, argv: list[str]) -> Any:
     """Return the options in the arguments of a command; raise `InputError`, or exit after --help."""
     collected: dict[str, Any] = {}
     argv, modules = split_imports(argv)
@@ -311,14 +310,13 @@ def _is_option(word: str) -> bool:
     return word == "--" or re.fullmatch(r"-[^\s\d.]\S*", word) is not None
 
 
-def parser(name: str, command: ModuleType, argv: list[str]) -> argparse.ArgumentParser:
-    """Return a parser that prints the help of a command, with `details(argv)` if it has that function."""
-    assert command.__doc__
-    details = command.details(argv) if hasattr(command, "details") else ""
+def parser(name: str, command: Command, argv: list[str]) -> argparse.ArgumentParser:
+    """Return a parser that prints the help of a command, with its details, if any."""
+    details = "" if command.details is None else command.details(argv)
     result = argparse.ArgumentParser(
         prog=f"polyformer {name}",
-        description=command.__doc__,
-        epilog=f"{details}\n\n{command.EXAMPLES}" if details else command.EXAMPLES,
+        description=command.help,
+        epilog=f"{details}\n\n{command.examples}" if details else command.examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cls = options_class(command)

@@ -109,7 +109,7 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
     """Return the processes with a store in `folder` for the results of `model` with these `settings`."""
     if folder is None:
         return shared
-    from polyformer.applications.retrieval.fingerprints import model_fingerprint
+    from polyformer.applications.retrieval.readers import model_fingerprint
     from polyformer.training.machine import versions
     from polyformer.training.tasks.evaluation import CachedResults
 

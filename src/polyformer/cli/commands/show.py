@@ -26,7 +26,7 @@ from polyformer.core.ranges import PositiveInt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from polyformer.cli.plots.cost import Cost
+    from polyformer.cli.plots.model import Cost
     from polyformer.models.architectures import AnyConfig, Transformer
     from polyformer.models.config import ModelConfig
     from polyformer.training.distributed.predict import Prediction
@@ -134,8 +134,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
     """Print parameters, memory, costs and modules of a preset or of a saved model."""
     import torch
 
-    from polyformer.cli.plots.cost import image_cost
-    from polyformer.cli.plots.tree import parameters, tree
+    from polyformer.cli.plots.model import image_cost, parameters, tree
     from polyformer.models.architectures import Transformer, VisionTransformer, build_model
     from polyformer.models.config import ModelConfig
 
@@ -163,7 +162,7 @@ def show_model(name: str, overrides: dict[str, Any]) -> None:
 
 def text_costs(model: "Transformer", config: "ModelConfig") -> str:
     """Return the costs by length of a `model` on the meta device, with the reason for what is missing."""
-    from polyformer.cli.plots.cost import cost
+    from polyformer.cli.plots.model import cost
     from polyformer.models.architectures import Transformer
 
     limit = longest_text(config)

@@ -35,8 +35,7 @@ def show_pattern(
     import polyformer.attention.mechanisms  # noqa: F401, the patterns must be known
     from polyformer.attention.patterns.base import Pattern
     from polyformer.cli.plots.characters import characters, pattern_text
-    from polyformer.cli.plots.pattern import draw_pattern, pictures
-    from polyformer.cli.plots.pattern_paths import draw_paths, path_picture, path_text
+    from polyformer.cli.plots.pattern import draw_paths, draw_pattern, path_picture, path_text, pictures
     from polyformer.core.sequence.context import Context
 
     if expression is None:

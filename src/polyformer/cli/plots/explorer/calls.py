@@ -1,6 +1,13 @@
-"""The calls of attention that a model makes on one text, and the measurements of each."""
+"""The calls of attention that a model makes on one text, and the measurements of each.
 
+Measurements are arrays in `Buffers`, one string of bytes, which the page reads without parsing numbers. The
+attention matrix of any mechanism comes from `value_matrix`; tiles of exact weights are joined with a sink or
+with other rows.
+"""
+
+import base64
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +17,103 @@ from torch import Tensor
 
 from polyformer.attention.functional.backends.definition import WeightTile, tiles
 from polyformer.attention.functional.request import Request
-from polyformer.cli.plots.explorer.page import Buffers
-from polyformer.cli.plots.explorer.value_matrix import Mix, value_matrix, with_rows, with_sink
 from polyformer.core.instrumentation import SINK, Mark, TokenRecord
+
+ALIGNED = 8
+"""The alignment of an array in bytes, so that a page can create a view of any type."""
+
+TYPES = ("uint8", "int8", "int16", "int32", "float16", "float32")
+
+
+class Buffers:
+    """A collector of arrays; the results of `add` go into the page's JSON."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0  # bytes
+        self.places: dict[tuple[str, bytes], int] = {}
+
+    def add(self, array: np.ndarray) -> dict[str, Any]:
+        """Return the array's offset, its type and its shape; equal arrays are stored once."""
+        name = str(array.dtype)
+        assert name in TYPES, name
+        content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        key = name, hashlib.sha256(content).digest()
+        if key not in self.places:
+            self.places[key] = self.size
+            padding = -len(content) % ALIGNED
+            self.parts += [content, bytes(padding)]
+            self.size += len(content) + padding
+        return {"at": self.places[key], "dtype": name, "shape": list(array.shape)}
+
+    def base64(self) -> str:
+        """Return all bytes, in order."""
+        return base64.b64encode(b"".join(self.parts)).decode()
+
+
+def with_sink(ordinary: Iterator[WeightTile], sink: Tensor) -> Iterator[WeightTile]:
+    """Yield the tiles with the share `sink` [H, Tq], float32, of each query's weights taken off the keys."""
+    for tile in ordinary:
+        keys = 1 - sink[:, tile.start : tile.stop].to(tile.weights.device)
+        weights, lse = tile.weights * keys.unsqueeze(2), tile.lse - keys.log()
+        yield dataclasses.replace(tile, weights=weights, lse=lse)
+
+
+def with_rows(
+    ordinary: Iterator[WeightTile], rows: Tensor, others: Iterator[WeightTile]
+) -> Iterator[WeightTile]:
+    """Yield the tiles of all queries, with the queries `rows` [G] replaced by `others`; all on the CPU."""
+    parts = list(others)
+    for tile in ordinary:
+        inside = (rows >= tile.start) & (rows < tile.stop)
+        if not inside.any():
+            yield tile
+            continue
+        keys = max(int(part.columns.max()) + 1 for part in (*parts, tile) if len(part.columns))
+        whole = _over(tile, keys)
+        for part in parts:
+            mine = inside[part.start : part.stop].nonzero().flatten()
+            places, own = rows[part.start : part.stop][mine] - tile.start, _over(part, keys)
+            for table, values in zip(whole, own):
+                table[:, places] = values[:, mine]
+        weights, allowed, lse = whole
+        yield WeightTile(tile.start, tile.stop, torch.arange(keys), weights, allowed, lse)
+
+
+def _over(tile: WeightTile, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return copies of weights and allowed pairs [H, T, keys] over all keys, and of the log-sum-exps."""
+    heads, queries, _ = tile.weights.shape
+    weights, allowed = torch.zeros(heads, queries, keys), torch.zeros(heads, queries, keys, dtype=torch.bool)
+    columns = tile.columns.cpu()
+    weights[:, :, columns] = tile.weights.cpu()
+    allowed[:, :, columns] = tile.allowed.expand(heads, -1, -1).cpu()
+    return weights, allowed, tile.lse.cpu().clone()
+
+
+Mix = Callable[[Tensor], Tensor]
+"""A function from values [1, Hkv, Tk, D] to outputs [1, H, Tq, D]."""
+
+
+@torch.no_grad()
+def value_matrix(mix: Mix, values: Tensor) -> Tensor:
+    """Return the attention matrix A [H, Tq, Tk] of any mechanism, float32: its map from values to outputs.
+
+        y = A v + c,  c = f(q, k, 0),  so  f(q, k, I) - c = A
+
+    for every mechanism is affine in its values, for any function of queries and keys: hashing, clusters,
+    random features, compressed keys. The columns of the identity are evaluated in groups of D. `values`
+    [1, Hkv, Tk, D] determine shape and type.
+    """
+    length, width = values.shape[-2:]
+    nothing = mix(torch.zeros_like(values))
+    columns = []
+    for start in range(0, length, width):
+        part = torch.zeros_like(values)
+        index = torch.arange(start, min(start + width, length), device=values.device)
+        part[..., index, index - start] = 1
+        columns.append((mix(part) - nothing)[0, ..., : len(index)])
+    return torch.cat(columns, -1).float()
+
 
 CELLS = 48
 """The most cells of a thumbnail in each direction."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading, run_alone
-from polyformer.cli.plots.explorer.windows import Windows
+from polyformer.cli.plots.explorer.record import Windows
 from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.data.formats.images import GREYS, quantised

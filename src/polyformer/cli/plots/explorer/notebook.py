@@ -1,4 +1,7 @@
-"""The explorer in Python: a page for a model and its input, to show in a notebook or save to a file."""
+"""The explorer in Python: a page for a model and its input, to show in a notebook or save to a file.
+
+On request the page shows the effect of each head on the probability of each token.
+"""
 
 import dataclasses
 import html
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from polyformer.cli.plots.explorer.effects import with_effects
+from polyformer.applications.interventions import check_decoder, replacements, token_effects
 from polyformer.cli.plots.explorer.explore import MEGABYTES, page_of
 from polyformer.cli.plots.explorer.images import (
     TransformersImages,
@@ -18,13 +21,30 @@ from polyformer.cli.plots.explorer.images import (
     pixels_reading,
     without_head,
 )
-from polyformer.cli.plots.explorer.reading import Reading
-from polyformer.cli.plots.explorer.texts import PolyformerTexts, TransformersTexts
+from polyformer.cli.plots.explorer.reading import PolyformerTexts, Reading, TransformersTexts
 from polyformer.core.errors import InputError
+from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import write_output
 from polyformer.core.foreign_checkpoints import load_by_transformers
 from polyformer.data.tokenizers.loading import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
+
+
+def with_effects(reading: Reading) -> Reading:
+    """Return the reading with the effects of heads: a forward pass per head, with its mean over the text.
+
+    Raises `InputError` for a model that does not predict the next token, a memory, or a text of one token.
+    """
+    check_decoder(reading.model)
+    if reading.inputs.keys() != {"input_ids"} or reading.inputs["input_ids"].shape[1] < 2 or reading.kept:
+        raise InputError(
+            "effects: expected a text of 2 tokens or more, without segments and cache policies; leave it out"
+        )
+    ids = reading.inputs["input_ids"]
+    with evaluating(reading.model):
+        losses, rises = token_effects(reading.model, ids, replacements(reading.model, [ids]))
+    return dataclasses.replace(reading, effects=(losses[0], rises[:, :, 0]))
+
 
 HEIGHT = 780
 """The height of a page within a notebook, in CSS pixels."""

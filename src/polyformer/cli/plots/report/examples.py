@@ -20,8 +20,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from polyformer.cli.plots.report.held import HeldOutRows, ranked, rule
-from polyformer.cli.plots.report.mistakes import image_element, mistakes
+from polyformer.cli.plots.report.mistakes import HeldOutRows, image_element, mistakes, ranked, rule
 from polyformer.cli.plots.report.page import figure, section
 from polyformer.data.formats.columns import right_choice
 from polyformer.data.formats.questions_and_summaries import f1, rouge

@@ -1,22 +1,98 @@
-"""Examples of tasks that predict one label: the confusion matrix, and the most certain wrong answers."""
+"""The validation rows that examples are taken from, and the examples of tasks that predict one label.
+
+A rule chooses among the rows, and the page states it. A task with labels has a confusion matrix and the most
+certain wrong answers.
+"""
 
 import base64
+import dataclasses
 import html
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from polyformer.cli.plots.report.held import HeldOutRows
 from polyformer.cli.plots.report.page import details, figure, section, table
+from polyformer.data import load
+from polyformer.training.recipes.run import Run
 from polyformer.training.tasks import ImageClassification
+from polyformer.training.tasks.text import STREAMED_ROWS
+
+GENERATED = 100
+"""The most rows for which a model generates, tags or answers, so that a report takes seconds."""
+
+SHOWN = 4
+"""The examples in each of the groups best, typical and worst."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """The validation `rows` of a run with its task and model (in evaluation mode, on a CPU).
+
+    scores: the metrics of the validation data in run.json. seed: the seed of the run, for sampling.
+    """
+
+    task: Any
+    model: Any
+    rows: list[Any]
+    scores: dict[str, float]
+    seed: int
+
+    @property
+    def first(self) -> list[Any]:
+        """The first `GENERATED` rows."""
+        return self.rows[:GENERATED]
+
+    @property
+    def extent(self) -> str:
+        """The part of the data that `first` is, in words."""
+        count = len(self.rows)
+        return f"the first {GENERATED} of {count:,}" if count > GENERATED else f"{count:,}"
+
+
+def read_held_out(run: Run, model: Any) -> HeldOutRows:
+    """Return the validation rows of `run`; of streamed rows the first. There may be none.
+
+    Raises `InputError` if the data cannot be read any more.
+    """
+    task = run.recipe.task
+    rows = (task.own_data or load(run.recipe.data, task.needs)).validation
+    kept = [] if rows is None else list(rows if hasattr(rows, "__len__") else islice(rows, STREAMED_ROWS))
+    scores = run.facts.get("metrics", {}).get("validation", {})
+    return HeldOutRows(run.task, model, kept, scores, run.recipe.seed)
+
+
+def ranked(scores: Sequence[float]) -> dict[str, list[int]]:
+    """Return the numbers of the examples by group: `SHOWN` highest, around the median, and lowest.
+
+    Equal scores keep the order of the rows. Few examples are one group.
+    """
+    order = sorted(range(len(scores)), key=lambda number: -scores[number])
+    if len(order) <= 3 * SHOWN:
+        return {"All, the best first": order}
+    middle = (len(order) - SHOWN) // 2
+    return {
+        "Best": order[:SHOWN],
+        "Typical": order[middle : middle + SHOWN],
+        "Worst": order[-SHOWN:],
+    }
+
+
+def rule(score: str) -> str:
+    """Return how `ranked` chooses by `score`, for readers."""
+    return (
+        f"Shown are the {SHOWN} with the highest {score}, the {SHOWN} around the median and the {SHOWN} with "
+        "the lowest; rows with equal scores in the order of the data."
+    )
+
 
 MATRIX = 30
 """The most labels of a confusion matrix; with more labels, the most frequent mistakes are listed."""
 
-PAIRS, SHOWN = 20, 12
+PAIRS, CERTAIN = 20, 12
 """The number of frequent mistakes that are listed, and of single rows that are shown of each kind."""
 
 
@@ -31,8 +107,8 @@ def mistakes(held: HeldOutRows) -> str:
     certainty = shares[np.arange(len(rows)), guesses]
     wrong, right = np.flatnonzero(guesses != truth), np.flatnonzero(guesses == truth)
     chosen = {
-        "Most surely wrong": wrong[np.argsort(-certainty[wrong], kind="stable")][:SHOWN],
-        "Least surely right": right[np.argsort(certainty[right], kind="stable")][:SHOWN],
+        "Most surely wrong": wrong[np.argsort(-certainty[wrong], kind="stable")][:CERTAIN],
+        "Least surely right": right[np.argsort(certainty[right], kind="stable")][:CERTAIN],
     }
     show = pictures if isinstance(task, ImageClassification) else sentences
     for title, numbers in chosen.items():

@@ -17,7 +17,7 @@ reduces this to |V'| / |V|,
     p = softmax(W' x + b')      confidence p_(1) - p_(2)
 
 with x the head's input at the exit, and W' [|V'|, E] and b' the rows of its output matrix and bias for V'.
-The tokens of V' are determined from a text: `polyformer convert --fit` (applications/exits/fitting.py). Until
+The tokens of V' are determined from a text: `polyformer convert --fit` (applications/exit_fitting.py). Until
 then both are 0, and no token leaves. The rule can be overconfident about predictions outside the shortlist;
 calibration accounts for this.
 

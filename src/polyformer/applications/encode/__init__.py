@@ -1,1 +1,0 @@
-"""Vectors of many texts in a Parquet file: the implementation of `polyformer embed`."""
