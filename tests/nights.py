@@ -134,6 +134,10 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
         "*": (0, PROCESSES),
     },
     "lab/test_engine.py": {
+        "test_a_study_that_cannot_be_prepared_stops_no_other": (
+            0,
+            "a study that is killed stops no other by day",
+        ),
         "test_a_cell_that_fails_stops_no_other": (0, PROCESSES),
     },
     "lab/test_bench.py": {
@@ -151,7 +155,21 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
     "training/tasks/test_image_task.py": {
         "test_colours_are_three_tokens_a_pixel_and_are_learned": (0, LONG),
     },
+    "training/test_temperature.py": {
+        "test_divided_weights_are_calibrated_like_whole_ones": (1, PROCESSES),
+    },
+    "training/test_two_processes_remember.py": {
+        "test_two_processes_are_one": (1, PROCESSES),
+    },
+    "cli/plots/test_explorer_terms.py": {
+        "test_rows_add_up_to_the_recorded_weight": (3, "the terms share one page"),
+    },
+    "cli/plots/test_saved_pictures.py": {
+        "test_what_is_drawn_as_svg_is_saved_as_svg": (1, "the views share one button"),
+        "test_what_is_a_canvas_is_saved_as_png": (1, "the views share one button"),
+    },
     "test_tutorials.py": {
+        "test_own_attention": (0, LONG),
         "test_memories": (0, LONG),
         "test_translator": (0, LONG),
     },
