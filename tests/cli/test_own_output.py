@@ -1,4 +1,4 @@
-"""On standard error is only what polyformer says, and a program that imports it keeps its settings."""
+"""A command prints only what polyformer says, and sets an environment of its own, never that of a program."""
 
 import os
 import subprocess
@@ -74,3 +74,29 @@ def test_commands_print_only_their_own(words: list[str], own: list[str], tmp_pat
     assert run([*command.split(), *settings.split()], tmp_path) == ""
     for line in run(["-m", "polyformer", *words], tmp_path).splitlines():
         assert line.startswith("polyformer: ") or any(part in line for part in own), line
+
+
+CODE = """
+import os, sys
+from polyformer.cli.main import main
+assert "torch" not in sys.modules, "too late"
+main(sys.argv[1:])
+print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("THP_MEM_ALLOC_ENABLE"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "command", "expected"),
+    [
+        ({}, "list", ["1000", "1"]),
+        ({"GOMP_SPINCOUNT": "7"}, "list", ["7", "1"]),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "list", ["None", "1"]),
+        ({"THP_MEM_ALLOC_ENABLE": "0"}, "bench", ["None", "0"]),
+    ],
+)
+def test_what_the_user_sets_prevails(environment: dict[str, str], command: str, expected: list[str]):
+    ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE"}
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
+    words = [sys.executable, "-c", CODE, command, "--help"]
+    done = subprocess.run(words, env=clean | environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == expected

@@ -1,4 +1,4 @@
-"""Linformer's errors and times: what is measured is what the definitions say."""
+"""The errors of projected keys and values, and of random features, are those of their definitions."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyformer_lab.cells import Cell
-from polyformer_lab.measures.approximations import Problem, projection_errors
+from polyformer_lab.measures.approximations import Problem, feature_errors, projection_errors
 from polyformer_lab.measures.time_and_memory import Call, compared, prepared
 
 
@@ -48,3 +48,14 @@ def test_only_what_both_measured_is_compared():
     assert compared(seconds, {"k=128": 1.5, "k=256": 1.3, "k=512": 2.0}) == {"compared": 2, "below": 1}
     del seconds["unfused"]
     assert compared(seconds, {"k=128": 1.5}) == {"compared": 0, "below": 0}
+
+
+SIZES = {"features": (16, 64), "length": 32, "width": 4, "draws": 4, "size": 0.5}
+
+
+@pytest.mark.parametrize("name", ["positive", "trigonometric", "gaussian"])
+def test_the_error_falls_with_the_number_of_features(name: str):
+    cell = Cell((), 0, Path(), None, "feature-errors", {})
+    few, many, mean = feature_errors(cell, map=name, orthogonal=False, **SIZES)
+    assert 0 < many["error"] < few["error"] < 1
+    assert mean == {"mean_error": pytest.approx((few["error"] * many["error"]) ** 0.5)}
