@@ -232,7 +232,19 @@ def falcon(patch: Patch) -> None:
 
 
 TRUNKS = (
-    *("bamba", "bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma", "gemma2", "glm4"),
+    *(
+        "bamba",
+        "bloom",
+        "cohere",
+        "cohere2",
+        "esm",
+        "eurobert",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "glm4",
+    ),
     *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )

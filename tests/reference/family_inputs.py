@@ -189,7 +189,7 @@ def add_types(config: Any, inputs: Inputs) -> None:
 def positions(theirs: Any, mask: Tensor) -> Inputs | None:
     """Counted from the first real token; RoBERTa's descendants count so themselves."""
     takes = "position_ids" in inspect.signature(theirs.forward).parameters
-    counting = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "reformer")
+    counting = ("esm", "roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "reformer")
     counts_itself = theirs.config.model_type in counting
     return {"position_ids": counted(mask)} if takes and not counts_itself else None
 

@@ -32,7 +32,7 @@ from polyformer.models.checkpoints.preprocessor import read_preprocessor
 from polyformer.models.checkpoints.refused import REFUSED
 from polyformer.models.checkpoints.scores import keep_scores
 from polyformer.models.checkpoints.sentence import embedding_head
-from polyformer.models.checkpoints.tensors import open_tensors
+from polyformer.models.checkpoints.tensors import open_tensors, usual_name
 from polyformer.models.checkpoints.transfer import Report, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
@@ -252,7 +252,9 @@ def names_in_files(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Te
     """Return tensors of a model of transformers by the names in its saved files."""
     from transformers import core_model_loading
 
-    return core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+    named = core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+    # ESM is saved with the oldest names of norms
+    return {usual_name(name): tensor for name, tensor in named.items()}
 
 
 def model_of_tensors(

@@ -21,7 +21,6 @@ REFUSED: dict[str, str] = {
     "dbrx": "projections that are clipped",
     "dinov2": LAYER_SCALE,
     "dinov3_vit": f"rotary positions in two dimensions, and {LAYER_SCALE}",
-    "esm": "masked tokens that are left out of the scale of token vectors",
     "falcon_h1": "attention and Mamba-2 in parallel in a layer, with factors of their inputs and outputs",
     "falcon_mamba": "state spaces with a step for each channel (the first Mamba)",
     "flaubert": "XLM's layers in pre-norm order, read from files",
