@@ -121,8 +121,9 @@ class VisionConfig(ConfigWithImports):
     """The configuration of a Vision Transformer; by default ViT-Base/16 for images of 224 x 224.
 
     `image_size`, `patch_size`: (height, width). `dropout`: of the patches' vectors with their positions.
-    `head`: a head with pooling: "first" takes the class token, "mean" the patches. `mean`, `std`: of the
-    training images' pixels, scaled to 0 to 1, a number for each channel or one for all.
+    `head`: a head with pooling: "first" takes the class token, "mean" the patches, and heads of images take
+    both. `mean`, `std`: of the training images' pixels, scaled to 0 to 1, a number for each channel or one
+    for all.
     """
 
     image_size: tuple[PositiveInt, PositiveInt] = (224, 224)
@@ -176,6 +177,8 @@ class VisionConfig(ConfigWithImports):
             raise InputError(f"head: expected one that pools, such as 'classify', got {kind}")
         if pooling == "first" and not self.class_token:
             raise InputError("head.pooling: 'first' reads the class token, and there is none; use 'mean'")
+        if pooling == "all" and not self.class_token:
+            raise InputError(f"head: {kind} reads a class token; set class_token to true, or use 'classify'")
         if self.head.kind == "distilled" and not self.distillation_token:
             raise InputError(f"head: {kind} reads a distillation token; set distillation_token to true")
 
@@ -283,9 +286,8 @@ class VisionTransformer(PretrainedMixin):
         recording = recorded() if output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary:
             hidden, _ = self.encoder(x, pos, context, collect=collect)
-        # Mean pooling averages the patches without the tokens before them.
-        pooled = hidden if getattr(self.config.head, "pooling", "") == "first" else hidden[:, image.first :]
-        loss, predictions = self.head(HeadInput(pooled, None, hidden.new_empty(0, 0)), labels)
+        read = self._read_by_head(hidden, image)
+        loss, predictions = self.head(HeadInput(read, None, hidden.new_empty(0, 0)), labels)
         losses = None
         if loss is not None:
             losses = {
@@ -301,6 +303,15 @@ class VisionTransformer(PretrainedMixin):
             tuple(attentions) if output_attentions else None,
             losses=losses,
         )
+
+    def _read_by_head(self, hidden: Tensor, image: Image) -> Tensor:
+        """Return the tokens that the head reads: all, the patches, or the class token and the patches."""
+        pooling = getattr(self.config.head, "pooling", "")
+        if pooling == "first":
+            return hidden
+        # Mean pooling averages the patches without the tokens before them.
+        patches = hidden[:, image.first :]
+        return torch.cat([hidden[:, :1], patches], 1) if pooling == "all" else patches
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Return the tokens [B, n, E] of the patches of images."""

@@ -10,7 +10,6 @@ NAMES = "a table of its names; the parts exist"
 LAYER_SCALE = "learned factors of what sub-layers add"
 
 REFUSED: dict[str, str] = {
-    "beit": f"tables of distances in two dimensions, and {LAYER_SCALE}",
     "bert-generation": "decoders with cross-attention in the classes of encoders",
     "biogpt": NAMES,
     "blenderbot": NAMES,
@@ -19,7 +18,6 @@ REFUSED: dict[str, str] = {
     "codegen": "queries, keys and values in one matrix of four blocks",
     "convbert": "convolutions whose weights depend on the text",
     "dbrx": "projections that are clipped",
-    "dinov2": LAYER_SCALE,
     "dinov3_vit": f"rotary positions in two dimensions, and {LAYER_SCALE}",
     "falcon_h1": "attention and Mamba-2 in parallel in a layer, with factors of their inputs and outputs",
     "falcon_mamba": "state spaces with a step for each channel (the first Mamba)",

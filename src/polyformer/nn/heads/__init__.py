@@ -11,6 +11,7 @@ from polyformer.nn.heads.classification import (
 )
 from polyformer.nn.heads.distilled import DistilledConfig
 from polyformer.nn.heads.embed import EmbedConfig
+from polyformer.nn.heads.image import ClassifyImageConfig, EmbedImageConfig
 from polyformer.nn.heads.pretraining import (
     DetectConfig,
     EnhancedMaskedConfig,
@@ -24,9 +25,11 @@ __all__ = [
     "AdaptiveSoftmaxConfig",
     "ChooseConfig",
     "ClassifyConfig",
+    "ClassifyImageConfig",
     "DetectConfig",
     "DistilledConfig",
     "EmbedConfig",
+    "EmbedImageConfig",
     "EnhancedMaskedConfig",
     "Head",
     "HeadConfig",
