@@ -16,6 +16,7 @@ from typing import Any, Literal
 from polyformer.applications.encode.encoder import Encoder
 from polyformer.applications.encode.parts import Dtype, Parts, id_column, vector_column
 from polyformer.applications.encode.texts import TextList, Texts
+from polyformer.applications.encode.towers import Pictures, TowerEncoder
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.training.lock import LOCK, sole_writer
@@ -50,8 +51,8 @@ class EmbedProgress:
 
 
 def embed(
-    encoder: Encoder,
-    texts: Texts | TextList,
+    encoder: Encoder | TowerEncoder,
+    texts: Texts | TextList | Pictures,
     out: Path,
     form: OutputFormat = OutputFormat(),
     *,
@@ -105,7 +106,9 @@ def _portions(rows: Iterator[tuple[int | str, str]], size: int) -> Iterator[Rows
         yield portion
 
 
-def _columns(encoder: Encoder, rows: Rows, form: OutputFormat, progress: EmbedProgress) -> dict[str, Any]:
+def _columns(
+    encoder: Encoder | TowerEncoder, rows: Rows, form: OutputFormat, progress: EmbedProgress
+) -> dict[str, Any]:
     ids, texts = [name for name, _ in rows], [text for _, text in rows]
     vectors, cut = encoder.vectors(texts)
     if cut and form.too_long == "refuse":

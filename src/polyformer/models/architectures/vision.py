@@ -134,6 +134,8 @@ class VisionConfig(ConfigWithImports):
     distillation_token: bool = False  # a second one, as in DeiT
     registers: NonNegativeInt = 0  # learned tokens that no head reads (Darcet et al. 2024)
     convolutional_stem: bool = False  # patches by convolutions
+    patch_bias: bool = True  # of the matrix of patches
+    normed: bool = False  # a norm before the first layer, as in CLIP
     dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)
@@ -223,11 +225,12 @@ class VisionTransformer(PretrainedMixin):
         self.patches: Linear | ConvolutionalStem = (
             ConvolutionalStem(config.num_channels, width, config.patch_size)
             if config.convolutional_stem
-            else Linear(config.num_channels * height * across, width)
+            else Linear(config.num_channels * height * across, width, bias=config.patch_bias)
         )
         self.class_token = nn.Embedding(1, width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
         self.registers = nn.Embedding(config.registers, width) if config.registers else None
+        self.norm = config.encoder.norm.build(width) if config.normed else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.encoder = build_stack(config.encoder, width, image.length, image=image)
         self.head = config.head.build(config.head_shape())
@@ -279,7 +282,7 @@ class VisionTransformer(PretrainedMixin):
         tokens = [token.weight.expand(len(x), -1, -1).to(x.dtype) for token in before if token is not None]
         x = torch.cat([*tokens, x], 1)
         pos = torch.arange(image.length, device=x.device)
-        x = self.dropout(self._add_positions(x, pos, image))
+        x = self.dropout(self.norm(self._add_positions(x, pos, image)))
         # Patterns and positions in two dimensions read the grid.
         context = Context(image.length, image.length, image=image)
         collect: list[Tensor] | None = [] if output_hidden_states else None

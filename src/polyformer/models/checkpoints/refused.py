@@ -3,7 +3,6 @@
 `polyformer.from_pretrained` names the missing part; docs/models.md shows the table.
 """
 
-TWO_TOWERS = "a model of two towers, for texts and images"
 SIGHT = "images within texts"
 SOUND = "layers over sound"
 NAMES = "a table of its names; the parts exist"
@@ -14,7 +13,6 @@ REFUSED: dict[str, str] = {
     "biogpt": NAMES,
     "blenderbot": NAMES,
     "canine": "characters that are hashed and pooled",
-    "clip": TWO_TOWERS,
     "codegen": "queries, keys and values in one matrix of four blocks",
     "convbert": "convolutions whose weights depend on the text",
     "dbrx": "projections that are clipped",
@@ -62,7 +60,6 @@ REFUSED: dict[str, str] = {
     "rembert": "token vectors of other widths before and after the layers",
     "roformer": "rotary positions with a table of sines in files",
     "rwkv": "recurrences with a decay for each channel and mixing of neighbouring tokens",
-    "siglip": f"{TWO_TOWERS}, and pooling by attention",
     "splinter": "scores of questions by marked tokens",
     "squeezebert": "convolutions in groups instead of projections",
     "swin": "windows over images that are shifted and merged",

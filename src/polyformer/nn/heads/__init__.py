@@ -9,6 +9,7 @@ from polyformer.nn.heads.classification import (
     SpanConfig,
     TagConfig,
 )
+from polyformer.nn.heads.common_space import EmbedAttendedConfig, EmbedProjectedConfig
 from polyformer.nn.heads.distilled import DistilledConfig
 from polyformer.nn.heads.embed import EmbedConfig
 from polyformer.nn.heads.image import ClassifyImageConfig, EmbedImageConfig
@@ -28,8 +29,10 @@ __all__ = [
     "ClassifyImageConfig",
     "DetectConfig",
     "DistilledConfig",
+    "EmbedAttendedConfig",
     "EmbedConfig",
     "EmbedImageConfig",
+    "EmbedProjectedConfig",
     "EnhancedMaskedConfig",
     "Head",
     "HeadConfig",
