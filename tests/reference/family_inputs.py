@@ -89,7 +89,7 @@ def case(theirs: Any, task: str, side: str, problem: str = "one") -> Case:
     result = Case(inputs, mask=mask, dead=without_effect(theirs))
     result.only_theirs = positions(theirs, mask)
     add_types(config, inputs)
-    if config.model_type == "longformer":
+    if config.model_type in ("led", "longformer"):
         inputs["global_attention_mask"] = GLOBAL * mask
     if config.is_encoder_decoder and task in ("Model", "ForConditionalGeneration", "MTModel"):
         shown = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()

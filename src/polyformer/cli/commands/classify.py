@@ -54,13 +54,13 @@ def run(options: ClassifyOptions) -> None:
     from polyformer.applications.loaded.towers import TextsAndImages
     from polyformer.core.ops.cpu import model_threads
 
-    loaded = load_for(options.run, "classify", options.device)
+    loaded: Any = load_for(options.run, "classify", options.device)
     if isinstance(loaded, TextsAndImages):
         loaded = loaded.with_labels(options.labels)
     elif options.labels is not None:
         raise InputError("--labels: this model has labels of its own; leave it out")
     with model_threads(loaded.model):
-        for inputs in images(options) if not loaded.reads_text else texts(options, loaded.pairs):
+        for inputs in texts(options, loaded.pairs) if loaded.reads_text else images(options):
             for result in loaded.predict(inputs):
                 print(shown(result, loaded.labels), flush=True)
 

@@ -32,7 +32,6 @@ REFUSED: dict[str, str] = {
     "jetmoe": "experts of attention",
     "layoutlm": "positions on a page",
     "layoutlmv3": "positions on a page",
-    "led": "tables of positions of two lengths, and global tokens in the encoder of an encoder-decoder",
     "lfm2": "gated short convolutions as layers",
     "llama4_text": "chunks of attention, and scores whose temperature grows with the position",
     "llava": SIGHT,

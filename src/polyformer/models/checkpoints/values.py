@@ -181,7 +181,7 @@ OTHERS = (
     (NUMBER, "layer_scale_init_value layerscale_value"),
     (FLAG, "use_absolute_position_embeddings use_mean_pooling use_relative_position_bias use_swiglu_ffn"),
     (FLAG, "use_shared_relative_position_bias"),
-    (POSITIVE, "mlp_ratio projection_dim"),
+    (POSITIVE, "max_decoder_position_embeddings max_encoder_position_embeddings mlp_ratio projection_dim"),
     (POSITIVE | NULL, "projection_size"),
     (NUMBER, "logit_scale_init_value"),
     (OPTIONS | NULL, "text_config vision_config"),

@@ -89,13 +89,13 @@ class ClassifyImage(Head):
 
     def __init__(self, shape: HeadShape, config: ClassifyImageConfig):
         super().__init__()
-        self.feature, self.problem = config.feature, config.problem
+        self.config, self.problem = config, config.problem
         self.pooled_norm, self.dropout = config.build_norm(shape), Dropout(config.dropout)
         self.output = Linear(config.width(shape), config.num_labels)
 
     def forward(self, inputs: HeadInput, labels: Tensor | None) -> HeadOutput:
         """Compute W norm(v) + b."""
-        v = self.pooled_norm(feature(inputs.hidden, inputs.mask, self.feature))
+        v = self.pooled_norm(feature(inputs.hidden, inputs.mask, self.config.feature))
         logits = self.output(self.dropout(v))
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
@@ -132,7 +132,7 @@ class EmbedImage(Head):
 
     def __init__(self, shape: HeadShape, config: EmbedImageConfig):
         super().__init__()
-        self.feature, self.normalize = config.feature, config.normalize
+        self.config, self.normalize = config, config.normalize
         self.pooled_norm, width = config.build_norm(shape), config.projection
         self.projection = nn.Identity() if width is None else Linear(config.width(shape), width, bias=False)
 
@@ -140,5 +140,5 @@ class EmbedImage(Head):
         """Compute P norm(v), at length 1 if `normalize`."""
         if labels is not None:
             raise InputError("labels: the head 'embed_image' has no loss; leave labels out")
-        v = self.projection(self.pooled_norm(feature(inputs.hidden, inputs.mask, self.feature)))
+        v = self.projection(self.pooled_norm(feature(inputs.hidden, inputs.mask, self.config.feature)))
         return None, lambda: F.normalize(v, dim=-1) if self.normalize else v

@@ -139,6 +139,7 @@ class SiglipText(Family):
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 IMAGE: Any = VisionConfig(normed=True, patch_bias=False, encoder=STACK)
+SIGLIP_IMAGE: Any = VisionConfig(class_token=False, encoder=STACK, head=EmbedAttendedConfig())
 IMAGE_KEYS = {
     "embeddings.patch_embedding": Patches(("patches",)),
     "embeddings.position_embedding": "encoder.position.tables.0",
@@ -225,7 +226,7 @@ class SiglipVision(ImageTower):
     model_type = "siglip_vision_model"
     class_prefix = "SiglipVision"
     paper = "Zhai et al. 2023"
-    template: ClassVar[Any] = VisionConfig(class_token=False, encoder=STACK, head=EmbedAttendedConfig())
+    template: ClassVar[Any] = SIGLIP_IMAGE
     config_mapping = (
         *with_defaults(
             tuple(option for option in IMAGE_OPTIONS if option.theirs != "initializer_range"),
@@ -306,6 +307,11 @@ class TowersFamily(Family):
         return dataclasses.replace(self.template, **towers, **self.read_numbers(hub), origin=origin)
 
     @property
+    def common(self) -> Any:
+        """The template."""
+        return self.template
+
+    @property
     def known(self) -> set[str]:
         """The options of the whole that are read."""
         parts = {part for part, *_ in self.towers.values()}
@@ -321,8 +327,8 @@ class TowersFamily(Family):
 
     def hub_config(self, config: Any) -> tuple[Tree, str]:
         """Return their configuration for ours; raises `InputError` for towers that they lack."""
-        own = config.origin is not None and config.origin.model_type == self.model_type
-        kept = config.origin.fields if own else {}
+        origin = config.origin
+        kept = origin.fields if origin is not None and origin.model_type == self.model_type else {}
         hub = {**kept, "model_type": self.model_type, "architectures": [f"{self.class_prefix}Model"]}
         for name, (part, family, _, _) in self.towers.items():
             tower, _ = family.hub_config(getattr(config, name))
@@ -340,9 +346,9 @@ class TowersFamily(Family):
                 )
         return hub, "Model"
 
-    def fits(self, config: Any) -> bool:
+    def fits(self, config: object) -> bool:
         """Return whether the model has two towers with this objective."""
-        return isinstance(config, TowersConfig) and config.objective == self.template.objective
+        return isinstance(config, TowersConfig) and config.objective == self.common.objective
 
     def task_of(self, config: Any) -> str:
         """Return the only class."""
@@ -421,7 +427,7 @@ class Siglip(TowersFamily):
     paper = "Zhai et al. 2023"
     template: ClassVar[Any] = TowersConfig(
         text=SiglipText.template,
-        image=SiglipVision.template,
+        image=SIGLIP_IMAGE,
         objective="sigmoid",
         pads_texts=True,
     )
