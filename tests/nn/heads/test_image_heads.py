@@ -1,5 +1,8 @@
 """Heads of images: what they read of texts and images, by their equations."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,14 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.architectures import VisionConfig, VisionTransformer
 from polyformer.models.presets import create_model
-from polyformer.nn.heads import ClassifyImageConfig, EmbedImageConfig, HeadInput, HeadShape
+from polyformer.nn.heads import (
+    ClassifyImageConfig,
+    EmbedAttendedConfig,
+    EmbedImageConfig,
+    EmbedProjectedConfig,
+    HeadInput,
+    HeadShape,
+)
 from polyformer.nn.heads.image import Feature
 
 LENGTHS = 5, 3, 1
@@ -77,3 +87,38 @@ def test_registers_and_a_distillation_token_are_not_read():
 def test_an_image_without_a_class_token_is_refused():
     with pytest.raises(InputError, match="head: 'classify_image' reads a class token"):
         create_model("vit-mini", class_token=False, head="classify_image")
+
+
+def test_a_learned_query_attends_to_all_tokens():
+    """Token by token, without padding."""
+    read, rows = inputs("left")
+    config = EmbedAttendedConfig(pool_heads=2, pool_size=5, pool_activation="relu", normalize=False)
+    head: Any = config.build(HeadShape(hidden_size=6, vocab_size=1)).double()
+    vectors = []
+    for row in rows:
+        parts = []
+        for own in (slice(0, 3), slice(3, 6)):
+            query = (head.probe.weight @ head.query.weight.T + head.query.bias)[0, own]
+            keys = (row @ head.key.weight.T + head.key.bias)[:, own]
+            values = (row @ head.value.weight.T + head.value.bias)[:, own]
+            parts.append((keys @ query / 3**0.5).softmax(0) @ values)
+        y = torch.cat(parts) @ head.output.weight.T + head.output.bias
+        mlp = head.pool_feedforward
+        inner = F.layer_norm(y, (6,), eps=1e-6) @ mlp.up.weight.T + mlp.up.bias
+        vectors.append(y + inner.relu() @ mlp.down.weight.T + mlp.down.bias)
+    _, predicted = head(read, None)
+    torch.testing.assert_close(predicted(), torch.stack(vectors), rtol=1e-12, atol=1e-12)
+
+
+def test_texts_are_pooled_at_their_first_end_token():
+    """Of the real tokens; a text without it at its last token."""
+    read, rows = inputs("right")
+    ids = torch.tensor([[4, 7, 3, 7, 5], [4, 5, 6, 7, 7], [7, 7, 7, 7, 7]])
+    config = EmbedProjectedConfig(end_token=7, projection=4, projection_bias=True, normalize=False)
+    head: Any = config.build(HeadShape(hidden_size=6, vocab_size=1)).double()
+    _, predicted = head(dataclasses.replace(read, ids=ids), None)
+    pooled = torch.stack([rows[0][1], rows[1][2], rows[2][0]])
+    expected = pooled @ head.projection.weight.T + head.projection.bias
+    torch.testing.assert_close(predicted(), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(InputError, match="input_ids: this head pools the first token 7 of each text"):
+        head(read, None)

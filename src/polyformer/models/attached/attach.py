@@ -80,8 +80,8 @@ def without_dispatch(model: nn.Module) -> InputError:
     way = "expected one of its models that does"
     if isinstance(name, str) and name in list(FAMILIES):
         way = (
-            f"convert it: polyformer.from_pretrained(FOLDER, attention=...) reads {quote(name)} as a model of "
-            "this library, in Python also polyformer.models.checkpoints.from_transformers(model)"
+            f"convert it: polyformer.from_pretrained(FOLDER, attention=...) reads {quote(name)} as a model "
+            "of this library, in Python also polyformer.models.checkpoints.from_transformers(model)"
         )
     elif isinstance(name, str) and name in REFUSED:
         way = f"it cannot be converted either, since {quote(name)} needs {REFUSED[name]}"

@@ -82,6 +82,7 @@ class EmbedProjected(Head):
                 "tokens; read the whole text in a call, as ids"
             )
         ends = inputs.ids == token
+        ends = ends if inputs.mask is None else ends & inputs.mask
         last = pool(inputs.hidden, inputs.mask, "last")
         return torch.where(ends.any(1, keepdim=True), pool(inputs.hidden, ends, "first"), last)
 
@@ -147,7 +148,8 @@ class EmbedAttended(Head):
         probe = self.query(self.probe.weight).expand(rows, 1, -1)
         parts = (probe, self.key(hidden), self.value(hidden))
         q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
-        read = attend(q, k, v, context=Context(1, length, kv_valid=inputs.mask))
+        # with a single query the scores are few, and the definition also has second-order gradients
+        read = attend(q, k, v, context=Context(1, length, kv_valid=inputs.mask), backend="definition")
         y = self.output(read.transpose(1, 2).flatten(2)).squeeze(1)
         vector = y + self.pool_feedforward(self.pool_norm(y))
         return None, lambda: F.normalize(vector, dim=-1) if self.config.normalize else vector

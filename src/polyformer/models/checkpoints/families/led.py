@@ -1,7 +1,8 @@
 """LED: BART with Longformer's encoder, for long documents. Beltagy et al. 2020, section 7.
 
 Its encoder has windows, and global tokens with projections of their own, which the caller marks
-(`global_attention_mask`); its decoder attends to all tokens. Both have tables of positions of their own length.
+(`global_attention_mask`); its decoder attends to all tokens. Both have tables of positions of their own
+length.
 """
 
 import dataclasses
