@@ -40,6 +40,7 @@ class Led(Bart):
     paper = "Beltagy et al. 2020"
     objective = "none: BART's weights, with a longer table of positions"
     base_model_prefix = "led"
+    assert Longformer.template.encoder is not None
     template = (
         model_config("bart-base")
         .override("position", LearnedConfig())
