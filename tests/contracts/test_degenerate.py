@@ -18,7 +18,17 @@ from polyformer.nn.stack import AttentionConfig
 
 EMPTY = (0, 7), (2, 0), (0, 0)
 """Rows and tokens."""
-POOLING_HEADS = {"choose", "classify", "distilled", "embed", "pretraining"}
+POOLING_HEADS = {
+    "choose",
+    "classify",
+    "classify_image",
+    "distilled",
+    "embed",
+    "embed_attended",
+    "embed_image",
+    "embed_projected",
+    "pretraining",
+}
 """The heads that refuse texts without a token: they make one vector of the tokens of a text."""
 
 

@@ -22,6 +22,7 @@ from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neo import modeling_gpt_neo
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.gptj import modeling_gptj
+from transformers.models.led import modeling_led
 from transformers.models.llama import modeling_llama
 from transformers.models.longformer import modeling_longformer
 from transformers.models.m2m_100 import modeling_m2m_100
@@ -113,15 +114,19 @@ def gemma3(patch: Patch) -> None:
     patch.setattr(modeling_gemma3.Gemma3RMSNorm, "forward", forward)
 
 
-def longformer(patch: Patch) -> None:
-    functional = modeling_longformer.nn.functional
+def longformer(patch: Patch, module: Any = modeling_longformer) -> None:
+    functional = module.nn.functional
     plain = functional.softmax
 
     def softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         return plain(scores, dim=dim)
 
     fake = type("functional", (), {**vars(functional), "softmax": staticmethod(softmax)})
-    patch.setattr(modeling_longformer.nn, "functional", fake)
+    patch.setattr(module.nn, "functional", fake)
+
+
+def led(patch: Patch) -> None:
+    longformer(patch, modeling_led)
 
 
 def m2m_100(patch: Patch) -> None:
@@ -232,7 +237,19 @@ def falcon(patch: Patch) -> None:
 
 
 TRUNKS = (
-    *("bamba", "bloom", "cohere", "cohere2", "eurobert", "exaone4", "falcon", "gemma", "gemma2", "glm4"),
+    *(
+        "bamba",
+        "bloom",
+        "cohere",
+        "cohere2",
+        "esm",
+        "eurobert",
+        "exaone4",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "glm4",
+    ),
     *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
@@ -246,6 +263,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "gpt_oss": llama,
     "gptj": lambda patch: patch.setattr(modeling_gptj, "torch", Double()),
     "llama": llama,
+    "led": led,
     "longformer": longformer,
     "m2m_100": m2m_100,
     "mamba2": mamba2,

@@ -56,6 +56,8 @@ def predictions(output: Any) -> list[Tensor]:
         ("prediction_logits", "seq_relationship_logits"),
         ("prediction_logits", "sop_logits"),
         ("logits",),
+        ("text_embeds",),
+        ("image_embeds",),
         ("pooler_output",),
         ("last_hidden_state",),
     ):

@@ -80,15 +80,16 @@ def case(theirs: Any, task: str, side: str, problem: str = "one") -> Case:
         labels = {"labels": torch.tensor([1, 0])} if task == "ForImageClassification" else None
         return Case({"pixel_values": pixels(theirs)}, labels)
     answers = task.startswith("ForQuestionAnswering")
-    lengths = WHOLE if answers and side == "right" else LENGTHS
+    whole = answers or config.model_type == "siglip_text_model"
+    lengths = WHOLE if whole and side == "right" else LENGTHS
     inputs = texts(config.vocab_size, lengths, config.pad_token_id or 0, side)
     mask = inputs["attention_mask"]
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder or config.model_type == "clip_text_model":
         inputs["input_ids"] = ended(inputs["input_ids"], mask, config.eos_token_id)
     result = Case(inputs, mask=mask, dead=without_effect(theirs))
     result.only_theirs = positions(theirs, mask)
     add_types(config, inputs)
-    if config.model_type == "longformer":
+    if config.model_type in ("led", "longformer"):
         inputs["global_attention_mask"] = GLOBAL * mask
     if config.is_encoder_decoder and task in ("Model", "ForConditionalGeneration", "MTModel"):
         shown = (torch.arange(6) < torch.tensor([[6], [4], [2]])).long()
@@ -189,7 +190,17 @@ def add_types(config: Any, inputs: Inputs) -> None:
 def positions(theirs: Any, mask: Tensor) -> Inputs | None:
     """Counted from the first real token; RoBERTa's descendants count so themselves."""
     takes = "position_ids" in inspect.signature(theirs.forward).parameters
-    counting = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "reformer")
+    counting = (
+        "clip_text_model",
+        "siglip_text_model",
+        "esm",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "longformer",
+        "mpnet",
+        "reformer",
+    )
     counts_itself = theirs.config.model_type in counting
     return {"position_ids": counted(mask)} if takes and not counts_itself else None
 
@@ -199,7 +210,7 @@ def without_effect(theirs: Any) -> tuple[str, ...]:
     names = [name for name, _ in theirs.named_parameters(remove_duplicate=False)]
     config = theirs.config
     dead = []
-    if not config.tie_word_embeddings:
+    if not getattr(config, "tie_word_embeddings", True):
         dead += [name for name in names if f"{name.removesuffix('bias')}decoder.bias" in names]
         dead += ["shared.weight", "model.shared.weight"] if config.is_encoder_decoder else []
     if config.model_type == "reformer":

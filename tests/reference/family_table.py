@@ -72,7 +72,7 @@ WRITES = (
 
 def language_model(name: str) -> str:
     """The class of a family that the others share a trunk with."""
-    kinds = "ForMaskedLM", *WRITES, "ForImageClassification", "Model"
+    kinds = "ForMaskedLM", *WRITES, "ForImageClassification", "Model", "ModelWithProjection"
     return next(task for task in kinds if task in FAMILIES[name].tasks)
 
 

@@ -40,7 +40,7 @@ def cases(name: str) -> Iterator[tuple[str, dict[str, Any], str, str]]:
         yield task, config, side, kinds.pop() if texts and kinds else "one"
 
 
-POOLED = ("albert", "bert", "big_bird", "camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
+POOLED = ("albert", "bert", "big_bird", "camembert", "esm", "longformer", "mpnet", "roberta", "xlm-roberta")
 """Families whose model without a head pools too."""
 
 
@@ -57,6 +57,12 @@ def right_alone(name: str, task: str, config: dict[str, Any]) -> bool:
     pooled += [] if name == "electra" else ["ForPreTraining"]
     return task in pooled or (task == "Model" and name in POOLED)
 
+
+UNRECORDED = (
+    *("beit", "clip_text_model", "clip_vision_model", "deit", "dinov2", "mamba2", "reformer"),
+    *("siglip_text_model", "siglip_vision_model", "vit"),
+)
+"""Families whose last hidden states in transformers are those before the norm."""
 
 CASES = [
     (name, task, config, "right" if right_alone(name, task, config) else side, problem)
@@ -89,7 +95,7 @@ def test_all_that_both_compute_is_equal(
     PATCHES.get(name, lambda patch: None)(monkeypatch)
     tags = {"ForSequenceClassification": PROBLEMS[problem], "ForTokenClassification": {"num_labels": 5}}
     theirs = their_model(name, task, **config, **tags.get(task, {}))
-    without: dict[str, Any] = {"hidden": False} if name in ("mamba2", "reformer", "vit", "deit") else {}
+    without: dict[str, Any] = {"hidden": False} if name in UNRECORDED else {}
     if name == "reformer":  # which has gradients in training alone
         without["gradients"] = False
     verify(theirs, folder=tmp_path, **without, **vars(case(theirs, task, side, problem)))

@@ -17,6 +17,9 @@ from polyformer.models.presets import model_config
 
 transformers = pytest.importorskip("transformers")
 
+MISSING = {"esm": {"vocab_size": 33, "pad_token_id": 1}}
+"""Options that every file has, and for which transformers' defaults are None."""
+
 EVERYWHERE = {
     *("transformers_version", "architectures", "model_type", "dtype", "_name_or_path", "use_cache"),
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward"),
@@ -67,7 +70,7 @@ def test_every_option_is_known():
 
 def test_what_has_one_value_is_refused_with_another():
     for name in TABLE:
-        hub = transformers.AutoConfig.for_model(name).to_dict()
+        hub = {**transformers.AutoConfig.for_model(name).to_dict(), **MISSING.get(name, {})}
         for option, value in FAMILIES[name].required.items():
             other = {bool: not value, str: f"not-{value}"}.get(type(value), 17)
             with pytest.raises(InputError, match=f"config.json: {option} is"):
@@ -151,6 +154,7 @@ def test_defaults_are_theirs():
         required = {**family.required, **family.tasks[task].required}
         required |= {"is_decoder": True} if name == "reformer" else {}
         required |= {"num_experts_per_tok": 2} if name == "deepseek_v2" else {}  # their default is None
+        required |= MISSING.get(name, {})
         theirs = {**transformers.AutoConfig.for_model(name).to_dict(), **required}
         ours, expected = (family.config(hub, task).to_dict() for hub in (required, theirs))
         del ours["origin"], expected["origin"]

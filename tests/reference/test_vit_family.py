@@ -1,4 +1,5 @@
-"""ViT and DeiT beyond what both compute of images of their size: poolers, other sizes, image processors."""
+"""ViT, DeiT, DINOv2 and BEiT beyond what both compute of images of their size: poolers, other sizes, image
+processors."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from polyformer.models.presets import create_model
 
 transformers = pytest.importorskip("transformers")
 
-CLASSES = [(name, task) for name in ("vit", "deit") for task in FAMILIES[name].tasks]
+CLASSES = [(name, task) for name in ("vit", "deit", "dinov2", "beit") for task in FAMILIES[name].tasks]
 NAMES = ["vit", "deit"]
 
 
@@ -73,6 +74,32 @@ def test_interpolated_positions(name: str, tmp_path: Path):
             ours(images, interpolate_pos_encoding=True).logits,
             theirs(images, interpolate_pos_encoding=True).logits,
         )
+
+
+def test_dinov2_interpolates_positions(tmp_path: Path):
+    """Theirs without being asked, and in float32."""
+    theirs = their_model("dinov2", "ForImageClassification")
+    ours = loaded(theirs, tmp_path)
+    for height, width in ((16, 12), (4, 20)):
+        images = pixels(theirs, 2, height, width)
+        same(ours(images, interpolate_pos_encoding=True).logits, theirs(images).logits, 1e-5)
+
+
+def test_a_beit_has_tables_for_its_own_images_alone(tmp_path: Path):
+    theirs = their_model("beit", "ForImageClassification", use_relative_position_bias=True)
+    ours = loaded(theirs, tmp_path)
+    with pytest.raises(InputError, match="positions 'grid_bias' cannot be interpolated"):
+        ours(pixels(theirs, 2, 16, 12), interpolate_pos_encoding=True)
+
+
+def test_rows_skip_more_in_upper_layers_of_a_beit(tmp_path: Path):
+    theirs = their_model("beit", "Model", num_hidden_layers=4, drop_path_rate=0.3)
+    ours = loaded(theirs, tmp_path)
+    rates = [ours.config.encoder.block.for_layer(layer).drop_path for layer in range(4)]
+    assert [pytest.approx(layer.drop_path.drop_prob) for layer in theirs.layers[1:]] == [
+        rate for (rate,) in rates[1:]
+    ]
+    assert rates[0] == (0.0,)
 
 
 def test_the_image_processor_is_read_and_written(tmp_path: Path):

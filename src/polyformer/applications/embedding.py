@@ -24,6 +24,7 @@ import numpy as np
 from filelock import FileLock
 
 from polyformer.applications.encoder import Encoder
+from polyformer.applications.towers import Pictures, TowerEncoder
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_json, reading, write_json, write_output, writing
 from polyformer.core.paths import check_file, check_folder, is_replaceable
@@ -306,8 +307,8 @@ class EmbedProgress:
 
 
 def embed(
-    encoder: Encoder,
-    texts: Texts | TextList,
+    encoder: Encoder | TowerEncoder,
+    texts: Texts | TextList | Pictures,
     out: Path,
     form: OutputFormat = OutputFormat(),
     *,
@@ -361,7 +362,9 @@ def _portions(rows: Iterator[tuple[int | str, str]], size: int) -> Iterator[Rows
         yield portion
 
 
-def _columns(encoder: Encoder, rows: Rows, form: OutputFormat, progress: EmbedProgress) -> dict[str, Any]:
+def _columns(
+    encoder: Encoder | TowerEncoder, rows: Rows, form: OutputFormat, progress: EmbedProgress
+) -> dict[str, Any]:
     ids, texts = [name for name, _ in rows], [text for _, text in rows]
     vectors, cut = encoder.vectors(texts)
     if cut and form.too_long == "refuse":

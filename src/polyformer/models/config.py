@@ -108,6 +108,11 @@ class ModelConfig(ConfigWithImports):
     def _check_decoder(self, decoder: StackConfig) -> None:
         """Raise `InputError` for a mechanism that sees later tokens, and for a head of encoders."""
         decoder.attention.mechanism.require("causal")
+        if self.embedding.token_dropout is not None:
+            raise InputError(
+                "embedding.token_dropout: vectors depend on all masks of a text, which a decoder has not "
+                "read yet; set it to null, or use an encoder"
+            )
         if not self.head.causal:
             raise InputError(
                 f"head {quote(self.head.kind)} runs an encoder's last layer again, which a decoder "

@@ -209,6 +209,23 @@ class NaiveT5(Naive, kind="t5"):
         return super().score(q, k, pair) + bias
 
 
+class NaiveGridBias(Naive, kind="grid_bias"):
+    """Bao et al. 2022, section 2.2: a number for the difference of two patches' rows and columns."""
+
+    def score(self, q: Tensor, k: Tensor, pair: Pair) -> Tensor:
+        height, width = self.position.shape
+        i, j = pair.i - self.position.first, pair.j - self.position.first
+        patches = [(r, c) for r in range(1 - height, height) for c in range(1 - width, width)]
+        names = [*patches, "first to patch", "patch to first", "first to first"]
+        if i < 0:
+            name = "first to first" if j < 0 else "first to patch"
+        else:
+            name = "patch to first" if j < 0 else (i // width - j // width, i % width - j % width)
+        tables = self.position.tables
+        table = tables[self.layer if len(tables) > 1 else 0].weight
+        return super().score(q, k, pair) + table[names.index(name), pair.head]
+
+
 class NaiveShaw(Naive, kind="shaw"):
     """Equations 3 to 5 of Shaw et al. 2018; with a single table all layers share it."""
 

@@ -273,3 +273,29 @@ def test_adapters_around_a_model_and_inside():
     for model in (outside, inside):
         torch.testing.assert_close(model(IDS).logits, expected)
         assert len(polyformer.explain(model).lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("mpnet", r"convert it: polyformer.from_pretrained\(FOLDER, attention=...\) reads 'mpnet'"),
+        ("bloom", r"convert it: .* reads 'bloom' as a model of this library"),
+        ("led", r"convert it: .* reads 'led' as a model of this library"),
+        ("xlnet", "it cannot be converted either, since 'xlnet' needs two streams of attention"),
+        ("layoutlmv3", "it cannot be converted either, since 'layoutlmv3' needs positions on a page"),
+    ],
+)
+def test_a_model_that_does_not_dispatch_names_the_way_that_is_left(kind: str, way: str):
+    options = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
+    options |= {"visual_embed": False, "coordinate_size": 1, "shape_size": 2, "intermediate_size": 8}
+    if kind == "layoutlmv3":
+        options |= {"hidden_size": 12, "coordinate_size": 2, "shape_size": 2}
+    if kind == "led":
+        options = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 9}
+        options |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "attention_window": 4}
+    if kind == "xlnet":
+        options = {"d_model": 8, "n_head": 2, "n_layer": 1, "d_inner": 8, "vocab_size": 9}
+    config = transformers.AutoConfig.for_model(kind, **options)
+    model = transformers.AutoModel.from_config(config)
+    with pytest.raises(InputError, match=f"asks transformers' AttentionInterface what to run; {way}"):
+        polyformer.attach(model, Window(3))

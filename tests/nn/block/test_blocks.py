@@ -1,5 +1,7 @@
 """Blocks: the wirings of a layer, and gates instead of sums."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.nn.block import BlockConfig, ParallelConfig, PostNormConfig, PreNormConfig, SandwichConfig
 from polyformer.nn.block.gated import GATES, GatedBlockConfig
+from polyformer.nn.block.layer_scale import LayerScale, LayerScaleConfig
 
 
 def first(x: Tensor) -> Tensor:
@@ -75,6 +78,41 @@ def test_wirings_are_the_equation(config: BlockConfig, equation, norms: int):
     expected = equation(x, own)
     torch.testing.assert_close(block(x, [first, second, third]), expected, rtol=1e-12, atol=1e-12)
     assert config.normalizes_output == (config.kind == "post")
+
+
+def test_layer_scale_multiplies_what_sub_layers_add():
+    torch.manual_seed(0)
+    block: Any = LayerScaleConfig(initial_scale=0.3).build(5, 3, LayerNormConfig(), 0.3).eval()
+    assert all(torch.equal(scale, torch.full_like(scale, 0.3)) for scale in block.scales)
+    block.double()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_()
+    x = expected = torch.randn(2, 4, 5, dtype=torch.float64)
+    for norm, scale, f in zip(block.norms, block.scales, (first, second, third)):
+        expected = expected + scale * f(norm(expected))
+    actual = block(x, [first, second, third])
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    own = [*block.parameters()]
+    slopes = (torch.autograd.grad(y.square().sum(), own, retain_graph=True) for y in (actual, expected))
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_skip_sub_layers_by_chance():
+    """All of a row's tokens, in training; what is left is larger, so that the mean stays."""
+    torch.manual_seed(0)
+    config = LayerScaleConfig(initial_scale=1.0, drop_path=(0.0, 0.25))
+    rates = [config.for_layer(layer).drop_path for layer in range(3)]
+    assert rates == [(0.0,), (0.25,), (0.25,)]
+    block = config.for_layer(2).build(4, 1, LayerNormConfig(), 0.0)
+    x = torch.zeros(4000, 3, 4)
+    y = block.train()(x, [torch.ones_like]).detach()
+    assert torch.equal(y, y[:, :1, :1].expand_as(y))
+    assert {round(float(value), 4) for value in y.unique()} == {0.0, 1.3333}
+    assert abs(float(y.mean()) - 1) < 0.03
+    assert torch.equal(block.eval()(x, [torch.ones_like]), torch.ones_like(x))
+    assert type(config.for_layer(0).build(4, 1, LayerNormConfig(), 0.0)) is LayerScale
 
 
 @pytest.mark.parametrize("config", [PostNormConfig(), PreNormConfig(), ParallelConfig(), SandwichConfig()])

@@ -22,13 +22,14 @@ from polyformer.applications.loaded.base import (
     text_of,
     texts_of,
 )
+from polyformer.applications.loaded.towers import TextsAndImages
 from polyformer.applications.loaded.writers import Continuer, Extractor, TargetWriter
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.paths import checked_path
 from polyformer.data import read
 from polyformer.data.formats.images import SUFFIXES, picture_row
-from polyformer.models.architectures import VisionConfig
+from polyformer.models.architectures import TowersConfig, VisionConfig
 from polyformer.models.checkpoints import config_of
 from polyformer.models.checkpoints.folder_files import embedding_head
 from polyformer.models.config import ModelConfig
@@ -305,6 +306,8 @@ def _of_checkpoint(path: Path, command: str | None, device: str) -> LoadedModel:
     if isinstance(config, VisionConfig) and command in (None, "classify"):
         model = open_model(path, device)
         return ImageClassifier(path, task_of(model), model)
+    if isinstance(config, TowersConfig) and command in (None, "classify"):
+        return TextsAndImages(path, None, open_model(path, device))
     if command is not None:
         check_head(path, config, command)
     if not isinstance(config, ModelConfig):

@@ -29,6 +29,7 @@ from polyformer.attention.positions.by_distance import (
     T5BiasConfig,
 )
 from polyformer.attention.positions.deberta import DebertaConfig
+from polyformer.attention.positions.grid_bias import GridBiasConfig
 from polyformer.attention.positions.labels import EtcLabelsConfig, RelationBiasConfig, RelationLabelsConfig
 from polyformer.attention.positions.rope import RopeConfig
 from polyformer.attention.positions.transformer_xl import TransformerXLConfig
@@ -42,6 +43,7 @@ __all__ = [
     "DebertaConfig",
     "DistanceAwareConfig",
     "EtcLabelsConfig",
+    "GridBiasConfig",
     "GridConfig",
     "Learned",
     "LearnedConfig",

@@ -65,21 +65,27 @@ class LearnedConfig(PositionConfig):
     """Learned positions: a table of vectors is added to the input of the first layer.
 
     The table has max_positions x E parameters; a position beyond it is an error. The first `offset` rows,
-    which RoBERTa and BART have, belong to no position.
+    which RoBERTa and BART have, belong to no position. `length`: the number of positions, if it differs from
+    the model's, as in LED's decoder.
     """
 
     offset: NonNegativeInt = 0
+    length: PositiveInt | None = None
 
     kind: ClassVar[str] = "learned"
     adds_vector: ClassVar[bool] = True
     paper: ClassVar[str] = "Vaswani et al. 2017, table 3, row E"
 
     def build(self, shape: Shape) -> "Learned":
-        return Learned([shape.input_size], shape.max_positions, self.offset)
+        return Learned([shape.input_size], self.length or shape.max_positions, self.offset)
 
     @classmethod
     def examples(cls) -> tuple["LearnedConfig", ...]:
-        return cls(), cls(offset=2)
+        return cls(), cls(offset=2), cls(length=60)
+
+    def with_max_positions(self, before: int, after: int) -> "LearnedConfig":
+        """Return the configuration with a table of the model's length, if it had one of its own."""
+        return dataclasses.replace(self, length=None) if self.length is not None else self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Embed texts: write one vector per text to a Parquet file, computed by a sentence encoder.
+"""Embed texts or images: write one vector for each to a Parquet file, computed by a model.
 
 The texts are those of FILES, one text (--file), or the lines of standard input. RUN is a run, a folder of
 sentence-transformers, or another checkpoint; a model that does not define its pooling requires --pooling. The
 output has the columns id and vector. To resume an interrupted run, repeat the same command. Several processes
 (torchrun --nproc-per-node N -m polyformer embed ...) share the work and write the same file. If --out does
-not end with .parquet, the parts remain separate files in a directory of that name.
+not end with .parquet, the parts remain separate files in a directory of that name. A model of texts and
+images, such as CLIP, also reads image files and folders of images; the id of an image is its file.
 """
 
 import glob
@@ -26,6 +27,7 @@ EXAMPLES = """examples:
   polyformer embed all-MiniLM-L6-v2 notes.txt --out notes.parquet
   polyformer embed all-MiniLM-L6-v2 "reviews/*.jsonl" --column body --id key --with-text --out reviews.parquet
   polyformer embed roberta-base news.csv --pooling mean --dtype float16 --out news.parquet
+  polyformer embed clip-vit-base-patch32 photos/ "more/*.jpg" --out photos.parquet
   polyformer embed all-MiniLM-L6-v2 --file letter.txt --out letter.parquet     # the whole file is one text
   torchrun --nproc-per-node 8 -m polyformer embed all-MiniLM-L6-v2 wiki.parquet --out vectors/
 """
@@ -77,6 +79,7 @@ def run(options: EmbedOptions) -> None:
 
     from polyformer.applications.embedding import OutputFormat, embed
     from polyformer.applications.encoder import Encoder
+    from polyformer.applications.towers import Pictures, TowerEncoder, has_towers
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.launcher import rank, world
     from polyformer.training.machine import choose_device
@@ -95,16 +98,22 @@ def run(options: EmbedOptions) -> None:
     form = OutputFormat(
         dtype=options.dtype, with_text=options.with_text, rows=options.rows, too_long=options.too_long
     )
-    texts = texts_of(options, processes)
-    encoder = Encoder(
-        Path(options.model),
-        place,
-        options.pooling,
-        normalize=not options.unnormalized,
-        max_length=options.max_length,
-        batch_tokens=options.batch_tokens,
-        prompt_name=options.prompt_name,
-    )
+    if has_towers(Path(options.model)):
+        refuse(options, ("pooling", "unnormalized", "max_length", "prompt_name"), "the model defines it")
+        pictures = Pictures.of(options.files)
+        texts = pictures or texts_of(options, processes)
+        encoder = TowerEncoder(Path(options.model), place, images=pictures is not None)
+    else:
+        texts = texts_of(options, processes)
+        encoder = Encoder(
+            Path(options.model),
+            place,
+            options.pooling,
+            normalize=not options.unnormalized,
+            max_length=options.max_length,
+            batch_tokens=options.batch_tokens,
+            prompt_name=options.prompt_name,
+        )
     with model_threads(encoder.model):
         progress = embed(
             encoder,

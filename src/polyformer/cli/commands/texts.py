@@ -19,6 +19,7 @@ CLASSIFY_EXAMPLES = """examples:
   polyformer classify runs/sst2-1 --file review.txt
   polyformer classify runs/sst2-1 --lines < reviews.txt     # a review on each line
   polyformer classify runs/mnist-1 seven.png nine.jpg
+  polyformer classify clip-vit-base-patch32 photos/ --labels "cat, dog, garden"
   polyformer classify runs/qnli-1 "Who wrote Faust?" --pair "Goethe finished it in 1831."
 """
 
@@ -38,6 +39,9 @@ class ClassifyOptions:
     file: str | None = text_file()
     lines: bool = text_lines()
     pair: str | None = option("for models of text pairs: the second text of every pair", metavar="TEXT")
+    labels: str | None = option(
+        "for models of texts and images: names of labels, separated by commas", metavar="NAMES"
+    )
     device: Device = device()
 
 
@@ -48,17 +52,21 @@ def run_classify(options: ClassifyOptions) -> None:
     probable label, a tab, and its probability (0 to 1), or the number of a regression. An image is given by
     its file name and scaled to the model's image size. A model of text pairs reads the second text from
     --pair, or after a tab in each line. A checkpoint does not show whether it expects pairs: if every line
-    contains one tab, the lines are read as pairs, and a note on standard error says so.
+    contains one tab, the lines are read as pairs, and a note on standard error says so. A model of texts and
+    images, such as CLIP, classifies images or folders of images by the names of any labels (--labels) without
+    training.
     """
     from polyformer.applications.loaded import load_for
-    from polyformer.applications.loaded.load import ImageClassifier
+    from polyformer.applications.loaded.towers import TextsAndImages
     from polyformer.core.ops.cpu import model_threads
 
-    loaded = load_for(options.run, "classify", options.device)
+    loaded: Any = load_for(options.run, "classify", options.device)
+    if isinstance(loaded, TextsAndImages):
+        loaded = loaded.with_labels(options.labels)
+    elif options.labels is not None:
+        raise InputError("--labels: this model has labels of its own; leave it out")
     with model_threads(loaded.model):
-        for inputs in (
-            images(options) if isinstance(loaded, ImageClassifier) else texts(options, loaded.pairs)
-        ):
+        for inputs in texts(options, loaded.pairs) if loaded.reads_text else images(options):
             for result in loaded.predict(inputs):
                 print(shown(result, loaded.labels), flush=True)
 

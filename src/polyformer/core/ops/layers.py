@@ -84,6 +84,13 @@ def pool(hidden: Tensor, mask: Tensor | None, how: str) -> Tensor:
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
+def without_first(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which tokens [B, T] are real and not the first, or the only one of their text."""
+    valid = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+    later = valid & (valid.cumsum(1) > 1)
+    return torch.where(later.any(1, keepdim=True), later, valid)
+
+
 def depthwise_convolution(
     x: Tensor,
     taps: Tensor,

@@ -9,6 +9,7 @@ from polyformer.models.architectures.model_types import (
     read_config,
 )
 from polyformer.models.architectures.policy import Policy, PolicyConfig, PolicyOutput
+from polyformer.models.architectures.towers import TowersConfig, TowersOutput, TwoTowers
 from polyformer.models.architectures.trajectory import (
     PredictionConfig,
     TrajectoryConfig,
@@ -26,10 +27,13 @@ __all__ = [
     "PolicyConfig",
     "PolicyOutput",
     "PredictionConfig",
+    "TowersConfig",
+    "TowersOutput",
     "TrajectoryConfig",
     "TrajectoryOutput",
     "TrajectoryTransformer",
     "Transformer",
+    "TwoTowers",
     "VisionConfig",
     "VisionTransformer",
     "build_model",

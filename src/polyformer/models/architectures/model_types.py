@@ -1,5 +1,5 @@
 """The kinds of models and their configurations: a `Transformer` reads tokens, a `TrajectoryTransformer`
-recorded steps, a `VisionTransformer` images, and a `Policy` acts.
+recorded steps, a `VisionTransformer` images, `TwoTowers` read texts and images, and a `Policy` acts.
 
 Code that saves, loads or trains models uses this module, so that it does not depend on a single kind.
 """
@@ -10,19 +10,21 @@ from typing import Any
 from polyformer.core.files import read_json
 from polyformer.models.architectures.policy import Policy, PolicyConfig
 from polyformer.models.architectures.pretrained import CONFIG
+from polyformer.models.architectures.towers import TowersConfig, TwoTowers
 from polyformer.models.architectures.trajectory import TrajectoryConfig, TrajectoryTransformer
 from polyformer.models.architectures.transformer import Transformer
 from polyformer.models.architectures.vision import VisionConfig, VisionTransformer
 from polyformer.models.config import ModelConfig
 
-AnyConfig = ModelConfig | TrajectoryConfig | VisionConfig | PolicyConfig
-AnyModel = Transformer | TrajectoryTransformer | VisionTransformer | Policy
+AnyConfig = ModelConfig | TrajectoryConfig | VisionConfig | TowersConfig | PolicyConfig
+AnyModel = Transformer | TrajectoryTransformer | VisionTransformer | TwoTowers | Policy
 
 # The options that identify a configuration in polyformer's format; without them it is for a
 # `Transformer`.
 IDENTIFYING_OPTIONS = {
     "max_timesteps": TrajectoryConfig,
     "image_size": VisionConfig,
+    "image": TowersConfig,
     "num_actions": PolicyConfig,
 }
 
@@ -30,6 +32,7 @@ MODEL_CLASSES = {
     ModelConfig: Transformer,
     TrajectoryConfig: TrajectoryTransformer,
     VisionConfig: VisionTransformer,
+    TowersConfig: TwoTowers,
     PolicyConfig: Policy,
 }
 

@@ -193,6 +193,11 @@ class StackRunner:
     def check_context_parallel(self) -> None:
         """Raise `InputError` if a part of this stack does not support context parallelism."""
         config: StackConfig = getattr(self.config, self.name)
+        if self.config.embedding.token_dropout is not None:
+            raise InputError(
+                "embedding.token_dropout: it counts the masks of whole texts, of which a process reads a "
+                "part; set it to null, or leave parallel.context at 1"
+            )
         check_context_parallel(config, self.stack, self.head, self.config.head.kind)
 
     def _compute_share(

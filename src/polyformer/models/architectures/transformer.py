@@ -68,7 +68,7 @@ class Transformer(PretrainedMixin):
             stack = embedding = None
             if part is not None:
                 stack = build_stack(part, width, positions, cross if name == "decoder" else None, size)
-                embedding = Embedding(config.embedding, width, part.norm, part.dropout, stack.position)
+                embedding = config.embedding.build(width, part.norm, part.dropout, stack.position)
             self.add_module(name, stack)
             self.add_module(f"{name}_embedding", embedding)
         self.head = config.head.build(config.head_shape())

@@ -120,8 +120,9 @@ class VisionConfig(ConfigWithImports):
     """The configuration of a Vision Transformer; by default ViT-Base/16 for images of 224 x 224.
 
     `image_size`, `patch_size`: (height, width). `dropout`: of the patches' vectors with their positions.
-    `head`: a head with pooling: "first" takes the class token, "mean" the patches. `mean`, `std`: of the
-    training images' pixels, scaled to 0 to 1, a number for each channel or one for all.
+    `head`: a head with pooling: "first" takes the class token, "mean" the patches, and heads of images take
+    both. `mean`, `std`: of the training images' pixels, scaled to 0 to 1, a number for each channel or one
+    for all.
     """
 
     image_size: tuple[PositiveInt, PositiveInt] = (224, 224)
@@ -132,6 +133,8 @@ class VisionConfig(ConfigWithImports):
     distillation_token: bool = False  # a second one, as in DeiT
     registers: NonNegativeInt = 0  # learned tokens that no head reads (Darcet et al. 2024)
     convolutional_stem: bool = False  # patches by convolutions
+    patch_bias: bool = True  # of the matrix of patches
+    normed: bool = False  # a norm before the first layer, as in CLIP
     dropout: Probability = 0.0
     encoder: StackConfig = dataclasses.field(default_factory=_encoder)
     head: HeadConfig = ClassifyConfig(num_labels=1000, hidden=False, dropout=0.0)
@@ -175,6 +178,8 @@ class VisionConfig(ConfigWithImports):
             raise InputError(f"head: expected one that pools, such as 'classify', got {kind}")
         if pooling == "first" and not self.class_token:
             raise InputError("head.pooling: 'first' reads the class token, and there is none; use 'mean'")
+        if pooling == "all" and not self.class_token:
+            raise InputError(f"head: {kind} reads a class token; set class_token to true, or use 'classify'")
         if self.head.kind == "distilled" and not self.distillation_token:
             raise InputError(f"head: {kind} reads a distillation token; set distillation_token to true")
 
@@ -219,11 +224,12 @@ class VisionTransformer(PretrainedMixin):
         self.patches: Linear | ConvolutionalStem = (
             ConvolutionalStem(config.num_channels, width, config.patch_size)
             if config.convolutional_stem
-            else Linear(config.num_channels * height * across, width)
+            else Linear(config.num_channels * height * across, width, bias=config.patch_bias)
         )
         self.class_token = nn.Embedding(1, width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, width) if config.distillation_token else None
         self.registers = nn.Embedding(config.registers, width) if config.registers else None
+        self.norm = config.encoder.norm.build(width) if config.normed else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.encoder = build_stack(config.encoder, width, image.length, image=image)
         self.head = config.head.build(config.head_shape())
@@ -275,16 +281,15 @@ class VisionTransformer(PretrainedMixin):
         tokens = [token.weight.expand(len(x), -1, -1).to(x.dtype) for token in before if token is not None]
         x = torch.cat([*tokens, x], 1)
         pos = torch.arange(image.length, device=x.device)
-        x = self.dropout(self._add_positions(x, pos, image))
+        x = self.dropout(self.norm(self._add_positions(x, pos, image)))
         # Patterns and positions in two dimensions read the grid.
         context = Context(image.length, image.length, image=image)
         collect: list[Tensor] | None = [] if output_hidden_states else None
         recording = recorded() if output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary:
             hidden, _ = self.encoder(x, pos, context, collect=collect)
-        # Mean pooling averages the patches without the tokens before them.
-        pooled = hidden if getattr(self.config.head, "pooling", "") == "first" else hidden[:, image.first :]
-        loss, predictions = self.head(HeadInput(pooled, None, hidden.new_empty(0, 0)), labels)
+        read = self._read_by_head(hidden, image)
+        loss, predictions = self.head(HeadInput(read, None, hidden.new_empty(0, 0)), labels)
         losses = None
         if loss is not None:
             losses = {
@@ -300,6 +305,15 @@ class VisionTransformer(PretrainedMixin):
             tuple(attentions) if output_attentions else None,
             losses=losses,
         )
+
+    def _read_by_head(self, hidden: Tensor, image: Image) -> Tensor:
+        """Return the tokens that the head reads: all, the patches, or the class token and the patches."""
+        pooling = getattr(self.config.head, "pooling", "")
+        if pooling == "first":
+            return hidden
+        # Mean pooling averages the patches without the tokens before them.
+        patches = hidden[:, image.first :]
+        return torch.cat([hidden[:, :1], patches], 1) if pooling == "all" else patches
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Return the tokens [B, n, E] of the patches of images."""

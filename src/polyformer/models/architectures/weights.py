@@ -188,7 +188,8 @@ def check_layers(config: object, tensors: int, file: str | Path) -> None:
 
     Called before a model is built: a config.json of a few bytes may claim thousands of layers.
     """
-    stacks = [getattr(config, side, None) for side in ("encoder", "decoder")]
+    parts = getattr(config, "towers", (config,))
+    stacks = [getattr(part, side, None) for part in parts for side in ("encoder", "decoder")]
     layers = sum(stack.shared_layers[-1] + 1 for stack in stacks if stack is not None)
     if layers > tensors:
         raise InputError(f"{file}: {tensors} tensors, too few for the {layers} layers of config.json")

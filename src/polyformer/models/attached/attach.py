@@ -69,10 +69,7 @@ def attach(
     call = parse_settings(attention, layers, position, score_mod, memory, cache)
     dispatching = attention_layers(model)
     if not dispatching:
-        raise InputError(
-            f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; "
-            "expected one of its models that does"
-        )
+        raise without_dispatch(model)
     import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
 
     apply(model, [call], loaded=True)
@@ -82,6 +79,25 @@ def attach(
     _run_ours(model)
     setattr(config, SAVED, [*earlier, call.to_dict()])
     return model
+
+
+def without_dispatch(model: nn.Module) -> InputError:
+    """Return the error for a model that does not dispatch, with the way that is left for its family."""
+    from polyformer.models.checkpoints import FAMILIES
+    from polyformer.models.checkpoints.load import REFUSED
+
+    name = getattr(getattr(model, "config", None), "model_type", None)
+    way = "expected one of its models that does"
+    if isinstance(name, str) and name in list(FAMILIES):
+        way = (
+            f"convert it: polyformer.from_pretrained(FOLDER, attention=...) reads {quote(name)} as a model "
+            "of this library, in Python also polyformer.models.checkpoints.from_transformers(model)"
+        )
+    elif isinstance(name, str) and name in REFUSED:
+        way = f"it cannot be converted either, since {quote(name)} needs {REFUSED[name]}"
+    return InputError(
+        f"attach: no layer of {type(model).__name__} asks transformers' AttentionInterface what to run; {way}"
+    )
 
 
 def _run_ours(model: Any) -> None:

@@ -44,31 +44,27 @@ from polyformer.models.checkpoints.tensors import (
     match_tensors,
     open_tensors,
     resolve_prefix,
+    usual_name,
 )
 from polyformer.models.checkpoints.transfer import Report, keep_scores, transfer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig
 from polyformer.nn.memory import MemoryConfig
 
-TWO_TOWERS = "a model of two towers, for texts and images"
 SIGHT = "images within texts"
 SOUND = "layers over sound"
 NAMES = "a table of its names; the parts exist"
 LAYER_SCALE = "learned factors of what sub-layers add"
 
 REFUSED: dict[str, str] = {
-    "beit": f"tables of distances in two dimensions, and {LAYER_SCALE}",
     "bert-generation": "decoders with cross-attention in the classes of encoders",
     "biogpt": NAMES,
     "blenderbot": NAMES,
     "canine": "characters that are hashed and pooled",
-    "clip": TWO_TOWERS,
     "codegen": "queries, keys and values in one matrix of four blocks",
     "convbert": "convolutions whose weights depend on the text",
     "dbrx": "projections that are clipped",
-    "dinov2": LAYER_SCALE,
     "dinov3_vit": f"rotary positions in two dimensions, and {LAYER_SCALE}",
-    "esm": "masked tokens that are left out of the scale of token vectors",
     "falcon_h1": "attention and Mamba-2 in parallel in a layer, with factors of their inputs and outputs",
     "falcon_mamba": "state spaces with a step for each channel (the first Mamba)",
     "flaubert": "XLM's layers in pre-norm order, read from files",
@@ -84,7 +80,6 @@ REFUSED: dict[str, str] = {
     "jetmoe": "experts of attention",
     "layoutlm": "positions on a page",
     "layoutlmv3": "positions on a page",
-    "led": "tables of positions of two lengths, and global tokens in the encoder of an encoder-decoder",
     "lfm2": "gated short convolutions as layers",
     "llama4_text": "chunks of attention, and scores whose temperature grows with the position",
     "llava": SIGHT,
@@ -112,7 +107,6 @@ REFUSED: dict[str, str] = {
     "rembert": "token vectors of other widths before and after the layers",
     "roformer": "rotary positions with a table of sines in files",
     "rwkv": "recurrences with a decay for each channel and mixing of neighbouring tokens",
-    "siglip": f"{TWO_TOWERS}, and pooling by attention",
     "splinter": "scores of questions by marked tokens",
     "squeezebert": "convolutions in groups instead of projections",
     "swin": "windows over images that are shifted and merged",
@@ -343,7 +337,9 @@ def names_in_files(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Te
     """Return tensors of a model of transformers by the names in its saved files."""
     from transformers import core_model_loading
 
-    return core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+    named = core_model_loading.revert_weight_conversion(model, tensors)  # type: ignore[arg-type]
+    # ESM is saved with the oldest names of norms
+    return {usual_name(name): tensor for name, tensor in named.items()}
 
 
 def model_of_tensors(

@@ -46,7 +46,7 @@ def save(model: Transformer, folder: Path, shard_size: int = SHARD) -> None:
         _write(folder, tensors, shard_size)
         write_generation(model, folder)
         if image:
-            write_preprocessor(model.config, folder)
+            write_preprocessor(getattr(model.config, "towers", (model.config,))[-1], folder)
         write_json(folder / CONFIG, hub)
 
 

@@ -65,14 +65,14 @@ def open_tensors(folder: Path, allow_pickle: bool = False) -> "Tensors | dict[st
             f"{pickles[0]} is a pickle, and there is no {SINGLE}: convert it if you trust it, or pass "
             f"allow_pickle=True, which reads only tensors and runs no code"
         )
-    return {_renamed(name): x for path in pickles for name, x in _unpickled(path).items()}
+    return {usual_name(name): x for path in pickles for name, x in _unpickled(path).items()}
 
 
 def _names(path: Path) -> dict[str, tuple[Path, str]]:
     with reading(path):
         try:
             with safe_open(path, framework="pt") as file:
-                return {_renamed(name): (path, name) for name in file.keys()}  # noqa: SIM118
+                return {usual_name(name): (path, name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError:
             refuse_pickle(path)
             raise
@@ -84,7 +84,7 @@ def _indexed(folder: Path) -> dict[str, tuple[Path, str]]:
     for path in _indexed_files(folder, INDEX, listed):
         files |= _names(path)
     for name in listed:
-        if _renamed(name) not in files:
+        if usual_name(name) not in files:
             raise InputError(f"{folder}: {INDEX} lists the tensor {quote(name)}, which no file has")
     return files
 
@@ -177,7 +177,8 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def _renamed(name: str) -> str:
+def usual_name(name: str) -> str:
+    """Return the name of a tensor, that of a norm in the oldest files as in others."""
     for old, new in RENAMED.items():
         if name.endswith("LayerNorm" + old):
             return name.removesuffix(old) + new

@@ -17,8 +17,10 @@ from polyformer.nn.heads.classification import (
     SpanConfig,
     TagConfig,
 )
+from polyformer.nn.heads.common_space import EmbedAttendedConfig, EmbedProjectedConfig
 from polyformer.nn.heads.distilled import DistilledConfig
 from polyformer.nn.heads.embed import EmbedConfig
+from polyformer.nn.heads.image import ClassifyImageConfig, EmbedImageConfig
 from polyformer.nn.heads.pretraining import (
     DetectConfig,
     EnhancedMaskedConfig,
@@ -31,9 +33,13 @@ __all__ = [
     "AdaptiveSoftmaxConfig",
     "ChooseConfig",
     "ClassifyConfig",
+    "ClassifyImageConfig",
     "DetectConfig",
     "DistilledConfig",
+    "EmbedAttendedConfig",
     "EmbedConfig",
+    "EmbedImageConfig",
+    "EmbedProjectedConfig",
     "EnhancedMaskedConfig",
     "Head",
     "HeadConfig",

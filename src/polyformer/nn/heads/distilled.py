@@ -8,10 +8,9 @@ The paper trains the second classifier on a teacher's predictions. Here both get
 import dataclasses
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from polyformer.core.ops.layers import Dropout, pool
+from polyformer.core.ops.layers import Dropout, pool, without_first
 from polyformer.core.ops.linear import Linear
 from polyformer.core.ranges import PositiveInt, Probability
 from polyformer.nn.heads.base import Head, HeadConfig, HeadInput, HeadOutput, HeadShape, divide_layers
@@ -60,7 +59,7 @@ class Distilled(Head):
         token.
         """
         # The distillation token comes second, after the class token.
-        second = _without_first(inputs.hidden, inputs.mask)
+        second = without_first(inputs.hidden, inputs.mask)
         pooled = pool(inputs.hidden, inputs.mask, "first"), pool(inputs.hidden, second, "first")
         scores = [layer(self.dropout(vector)) for layer, vector in zip((self.output, self.distilled), pooled)]
         logits = (scores[0] + scores[1]) / 2
@@ -72,10 +71,3 @@ class Distilled(Head):
     def divide_logits(self, temperature: float) -> bool:
         """Divide both classifiers by the temperature."""
         return divide_layers(temperature, self.output, self.distilled)
-
-
-def _without_first(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Return which tokens [B, T] are real and not the first, or the only one of their text."""
-    valid = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
-    later = valid & (valid.cumsum(1) > 1)
-    return torch.where(later.any(1, keepdim=True), later, valid)

@@ -4,7 +4,7 @@ from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbed
 from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.config import AttentionConfig, LatentConfig, StackConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
-from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig
+from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig, TokenDropoutConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.feature_stack import FeatureStack, build_stack
@@ -33,6 +33,7 @@ __all__ = [
     "Source",
     "Stack",
     "StackConfig",
+    "TokenDropoutConfig",
     "build_stack",
     "copy_local_projections",
     "with_policy",

@@ -2,6 +2,14 @@
 
 A sum that is narrower than the stack, followed by a projection to E, keeps the token table small: Lan
 et al. 2020 (ALBERT), section 3.1.
+
+Token dropout, of encoders of proteins: masked tokens have the vector 0, as if dropped, and the others grow.
+
+    x_t = 0 if token t is the mask, else e_t (1 - rate) n / (n - m)
+
+for a document of n tokens, m of them masks. The vectors of a document then sum to about the same as in
+training, in which a share `rate` of the tokens were masks. Rives et al. 2021 (ESM-1b), Lin et al. 2023
+(ESM-2).
 """
 
 import dataclasses
@@ -23,6 +31,14 @@ from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenDropoutConfig(Config):
+    """The mask of token dropout, and the share of masks in training."""
+
+    mask: NonNegativeInt = 0  # id of the mask token
+    rate: Probability = 0.12  # 80% of 15% of the tokens, in all published models
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(Config):
     """The terms of the embedding sum before the first layer."""
 
@@ -38,6 +54,7 @@ class EmbeddingConfig(Config):
     num_languages: NonNegativeInt = 0  # number of language vectors (XLM's `langs`); 0 for none
     embedding_dropout: Probability | None = None  # of the sum; by default the stack's
     adaptive: AdaptiveConfig | None = None  # rarer tokens have narrower vectors
+    token_dropout: TokenDropoutConfig | None = None  # masks have no vector; for encoders
 
     def __post_init__(self) -> None:
         if self.size is not None and self.adaptive is not None:
@@ -54,6 +71,11 @@ class EmbeddingConfig(Config):
         if self.adaptive is not None:
             return AdaptiveEmbedding(self.adaptive, vocab_size, hidden_size)
         return nn.Embedding(vocab_size, self.width(hidden_size))
+
+    def build(self, hidden_size: int, norm: NormConfig, dropout: float, position: Position) -> "Embedding":
+        """Return the sum before a stack with this position scheme."""
+        kind = Embedding if self.token_dropout is None else TokenDropoutEmbedding
+        return kind(self, hidden_size, norm, dropout, position)
 
 
 class Embedding(nn.Module):
@@ -102,6 +124,51 @@ class Embedding(nn.Module):
             x = normalize(self.norm, x, None if mask is None else mask[:, -x.shape[1] :].bool())
         x = self.dropout(x) if self.training else x
         return x if self.as_wide else self.widen(x)
+
+
+class TokenDropoutEmbedding(Embedding):
+    """The embedding sum of token vectors that depend on the masks of their document (token dropout).
+
+    Token vectors without ids (`inputs_embeds`) stay as they are.
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        hidden_size: int,
+        norm: NormConfig,
+        dropout: float,
+        position: Position,
+    ):
+        super().__init__(config, hidden_size, norm, dropout, position)
+        assert config.token_dropout is not None
+        self.mask, self.rate = config.token_dropout.mask, config.token_dropout.rate
+
+    def forward(self, tokens: Tensor, position: Position, pos: Tensor, inputs: ModelInputs) -> Tensor:
+        """Return the sum for scaled token vectors; padding counts neither as tokens nor as masks."""
+        ids = inputs.text_ids
+        if ids is not None:
+            tokens = tokens * self.factors(ids, inputs, tokens.dtype)[..., None]
+        return super().forward(tokens, position, pos, inputs)
+
+    def factors(self, ids: Tensor, inputs: ModelInputs, dtype: torch.dtype) -> Tensor:
+        """Return the factors [B, T] of token vectors in `dtype`: 0 of masks."""
+        valid, documents = inputs.attention_mask, inputs.document_ids
+        real = torch.ones_like(ids) if valid is None else valid.long()
+        seen = ids != self.mask
+        # counts are exact in float32, and the quotient is rounded a single time
+        wide = torch.promote_types(dtype, torch.float32)
+        totals, kept = (_document_sums(x, documents).to(wide) for x in (real, real * seen))
+        return ((1 - self.rate) * totals / kept.clamp_min(1) * seen).to(dtype)
+
+
+def _document_sums(counts: Tensor, documents: Tensor | None) -> Tensor:
+    """Return for each token the sum of `counts` [B, T] over its document, by default the row."""
+    if documents is None:
+        return counts.sum(1, keepdim=True).expand_as(counts)
+    # ids of documents may be any increasing numbers
+    index = torch.nn.functional.pad(documents.diff(dim=1).ne(0).cumsum(1), (1, 0))
+    return torch.zeros_like(counts).scatter_add_(1, index, counts).gather(1, index)
 
 
 def _add_rows(

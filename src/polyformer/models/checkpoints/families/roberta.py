@@ -246,7 +246,7 @@ class Longformer(Family):
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the rows of the table of positions, and each layer's window."""
         layers = get_path(tree, "encoder.num_hidden_layers") or 0
-        windows = [_window(get_path(tree, PATTERN), layer) for layer in range(layers)]
+        windows = [window_of(get_path(tree, PATTERN), layer) for layer in range(layers)]
         return {POSITIONS: tree[POSITIONS] + _first(tree), "attention_window": windows}
 
 
@@ -262,7 +262,7 @@ def window_pattern(attention_window: Any, layers: int) -> Pattern:
     return patterns[0] if len(set(windows)) == 1 else PerLayer(tuple(patterns))
 
 
-def _window(text: str | None, layer: int) -> int:
+def window_of(text: str | None, layer: int) -> int:
     """Return the window of a layer; 0, which no checkpoint has, for another pattern."""
     pattern = None if text is None else Pattern.from_text(text).layer_pattern(layer)
     window = pattern.left if isinstance(pattern, Or) else None
