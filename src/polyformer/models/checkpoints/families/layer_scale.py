@@ -26,7 +26,7 @@ BLOCK = "encoder.block"
 TABLE = "relative_position_bias.relative_position_bias_table"
 LAYERS = "encoder.layer.{i}", "encoder.layers.{i}"
 MASK = ("{base}embeddings.mask_token",)
-TEMPLATE: Any = VisionConfig(mean=IMAGENET_MEAN, std=IMAGENET_STD).override(
+TEMPLATE: Any = VisionConfig(head=ClassifyImageConfig(), mean=IMAGENET_MEAN, std=IMAGENET_STD).override(
     BLOCK, LayerScaleConfig(initial_scale=1.0)
 )
 POSITIONS = (
@@ -151,7 +151,7 @@ class Beit(LayerScaleFamily):
     objective = "visual tokens of masked patches"
     base_model_prefix = "beit"
     template: ClassVar[Any] = (
-        VisionConfig()
+        VisionConfig(head=ClassifyImageConfig())
         .override(BLOCK, LayerScaleConfig())
         .override("encoder.attention.bias", ["query", "value", "output"])
         .override("encoder.final_norm", False)
