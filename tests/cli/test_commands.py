@@ -263,7 +263,7 @@ def test_bench_takes_settings_by_name(capsys: pytest.CaptureFixture[str], monkey
     from polyformer_lab.bench import passes
 
     seen = []
-    monkeypatch.setattr(passes, "run", lambda config: seen.append(config))
-    passes.run.__annotations__ = {"config": passes.TrainingBench}
+    monkeypatch.setattr(passes, "run_training", lambda config: seen.append(config))
+    passes.run_training.__annotations__ = {"config": passes.TrainingBench}
     assert main(["bench", "training", "--layers", "2", "--dtype", "bfloat16"]) == 0
     assert (seen[0].layers, seen[0].dtype) == (2, "bfloat16")

@@ -40,7 +40,7 @@ COMMANDS = {
     "tag": "Tag the words of texts with a trained model.",
     "answer": "Answer questions about a text with a trained model.",
     "choose": "Choose one of several answers to each question with a trained model.",
-    "embed": "Embed texts: write one vector per text to a Parquet file, computed by a sentence encoder.",
+    "embed": "Embed texts or images: write one vector for each to a Parquet file, computed by a model.",
     "prompt": "Answer the questions in a file with a causal language model and few-shot prompts.",
     "probe": "Probe whether a causal language model still finds information in long texts.",
     "audit": (

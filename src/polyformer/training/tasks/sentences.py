@@ -1,7 +1,8 @@
 """Pre-training that knows sentences: masked tokens are predicted, and with them something about sentences.
 
-    nsp, sop    masked language modelling + cross-entropy of the pair's label     of <cls> A <sep> B <sep>
-    cpc         (1 - w) * masked language modelling + w * contrastive             w = contrastive_weight
+    nsp    masked language modelling + cross-entropy of the pair's label     of <cls> A <sep> B <sep>
+    sop    the same loss, of the two segments of a document in either order
+    cpc    (1 - w) * masked language modelling + w * contrastive             w = contrastive_weight
 
 **nsp**, **sop**: the relation of two segments, as in BERT and ALBERT. The label of `nsp` is whether B comes
 from another document, the label of `sop` whether the segments were swapped; see `polyformer.data.rows.pairs`.
