@@ -26,6 +26,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory
+from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
 from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer.training.machine import choose_device
 from polyformer.training.recipes import Recipe, Run, fit
@@ -75,7 +76,8 @@ def training_flops(fitted: Fitted) -> float:
     data = TaskWithData(task, fitted.splits, recipe.seed)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     counter = FlopCounterMode(display=False, custom_mapping=FUSED_ON_CPU)
-    with torch.random.fork_rng(), counter:
+    # The counter knows torch's products, and not oneDNN's, which are faster on some processors.
+    with torch.random.fork_rng(), PRODUCTS.using(ProductKernels()), counter:
         passes = _backward_passes(module.train(), data)
     module.zero_grad(set_to_none=True)
     for name, buffer in module.named_buffers():  # running means change with each pass

@@ -28,7 +28,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
-from polyformer.models.architectures import AnyConfig, Transformer, build_model, read_config
+from polyformer.models.architectures import AnyConfig, TowersConfig, Transformer, build_model, read_config
 from polyformer.models.architectures.pretrained import RECIPE, WEIGHTS, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, extend_positions, fit_tables, start_from
 from polyformer.models.initialization import Draw
@@ -309,6 +309,7 @@ def _initialized_model(recipe: Recipe, config: AnyConfig, deferred: bool) -> tup
             return model, None
         from polyformer.training.distributed.fully_sharded import deferred_draw, deferred_initialization
 
+        assert not isinstance(config, TowersConfig), "no task trains a model of two towers"
         with deferred_initialization():
             model = build_model(config)
         return model, deferred_draw(model, config.initializer_range)
