@@ -34,7 +34,7 @@ class GridBiasConfig(PositionConfig):
     `shape`: (height, width) of the image in patches. A position beyond it is an error.
     """
 
-    shape: tuple[PositiveInt, PositiveInt]
+    shape: tuple[PositiveInt, PositiveInt] = (14, 14)  # of 224 x 224 pixels in patches of 16 x 16
     first: NonNegativeInt = 1  # tokens before the patches
     shared: bool = False  # all layers share the table
 

@@ -68,7 +68,9 @@ def find_family(config: ModelConfig) -> tuple[Family, dict[str, object], str]:
         tree = config.to_dict()
         # The family with the nearest template: a Llama without windows is not a Mistral.
         return min(able, key=lambda choice: len(differences(choice[0].template.to_dict(), tree)))
-    closest = min(reasons, key=lambda reason: reason.count(";"), default="none has these stacks")
+    # A family without the head is farther away than any that differs in options.
+    far = lambda reason: (reason.startswith("unknown head"), reason.count(";"))  # noqa: E731
+    closest = min(reasons, key=far, default="none has these stacks")
     raise InputError(
         f"format 'hub': this model belongs to no public family (save it for transformers by "
         f"polyformer.models.transformers.wrap(model).save_pretrained); the nearest: {closest}"
