@@ -32,7 +32,7 @@ POST_NORM = DecoderTrunkConfig().override("block", "post").override("intermediat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy(Preset):
+class PolicyPreset(Preset):
     """A policy of this width around `trunk`; all for a CPU have about as many parameters."""
 
     width: int
@@ -44,31 +44,31 @@ class Policy(Preset):
 
 register_presets(
     # The paper counts 66.4M parameters, with the layers that read images.
-    Policy(
+    PolicyPreset(
         "gtrxl-dmlab30",
         "GTrXL policy: 12 layers of 512, 8 heads, a memory of 512 steps (Parisotto et al. 2019, section 4).",
         width=512,
         trunk=overridden(DecoderTrunkConfig(), PUBLISHED),
     ),
-    Policy(
+    PolicyPreset(
         "gtrxl",
         "GTrXL policy: 1 layer of 64, 2 heads, a memory of 32 steps (Parisotto et al. 2019, section 3).",
         width=64,
         trunk=DecoderTrunkConfig(),
     ),
-    Policy(
+    PolicyPreset(
         "policy-transformer-xl",
         "Transformer-XL policy for comparison with gtrxl: post-norm, without gates, of similar size.",
         width=98,
         trunk=POST_NORM,
     ),
-    Policy(
+    PolicyPreset(
         "policy-lstm",
         "LSTM policy for comparison with gtrxl, of similar size.",
         width=104,
         trunk=LSTMTrunkConfig(),
     ),
-    Policy(
+    PolicyPreset(
         "policy-feedforward",
         "Feed-forward policy for comparison with gtrxl: without a memory, of similar size.",
         width=206,
@@ -78,7 +78,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecisionTransformer(Preset):
+class DecisionTransformerPreset(Preset):
     """The sizes for OpenAI Gym with these overrides."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -100,17 +100,17 @@ TINY = {"hidden_size": 32, "max_timesteps": 128, "num_hidden_layers": 1, "interm
 """Overrides for tests."""
 
 register_presets(
-    DecisionTransformer(
+    DecisionTransformerPreset(
         "dt-gym",
         "Decision Transformer for OpenAI Gym: 3 layers of 128, one head (Chen et al. 2021, appendix A).",
     ),
-    DecisionTransformer(
+    DecisionTransformerPreset(
         "dt-atari",
         "Decision Transformer for Atari: 6 layers of 128, 8 heads, 18 actions "
         "(Chen et al. 2021, appendix A).",
         changes=ATARI,
     ),
-    DecisionTransformer(
+    DecisionTransformerPreset(
         "dt-tiny",
         "Decision Transformer for tests: one layer of 32, episodes of at most 128 steps.",
         changes=TINY,

@@ -15,7 +15,7 @@ from polyformer.nn.stack import AttentionConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder(SizedPreset):
+class DecoderPreset(SizedPreset):
     """GPT-2's layout: pre-norm, learned positions, tied embeddings.
 
     Args:
@@ -42,7 +42,7 @@ class Decoder(SizedPreset):
 
 
 register_presets(
-    Decoder(
+    DecoderPreset(
         "decoder-small",
         "Language model for a CPU: a decoder with 4 layers of 256.",
         layers=4,
@@ -51,7 +51,7 @@ register_presets(
         vocabulary=8000,
         positions=512,
     ),
-    Decoder(
+    DecoderPreset(
         "decoder-tiny",
         "Language model for demonstrations in minutes and for tests: a decoder with 2 layers of 128.",
         layers=2,
@@ -64,7 +64,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt(Decoder):
+class GptPreset(DecoderPreset):
     """The first version: post-norm."""
 
     vocabulary: int = 40478
@@ -75,7 +75,7 @@ class Gpt(Decoder):
 
 
 register_presets(
-    Gpt(
+    GptPreset(
         "gpt",
         "GPT decoder, post-norm: 12 layers of 768, 117M parameters (Radford et al. 2018, section 4.1).",
         layers=12,
@@ -86,7 +86,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt2(Decoder):
+class Gpt2Preset(DecoderPreset):
     """GPT-2 with its vocabulary of 50257 tokens."""
 
     vocabulary: int = 50257
@@ -94,28 +94,28 @@ class Gpt2(Decoder):
 
 
 register_presets(
-    Gpt2(
+    Gpt2Preset(
         "gpt2",
         "GPT-2 decoder: 12 layers of 768, 124M parameters (Radford et al. 2019, table 2, says 117M).",
         layers=12,
         width=768,
         heads=12,
     ),
-    Gpt2(
+    Gpt2Preset(
         "gpt2-medium",
         "GPT-2 decoder: 24 layers of 1024, 355M parameters (Radford et al. 2019, table 2, says 345M).",
         layers=24,
         width=1024,
         heads=16,
     ),
-    Gpt2(
+    Gpt2Preset(
         "gpt2-large",
         "GPT-2 decoder: 36 layers of 1280, 774M parameters (Radford et al. 2019, table 2, says 762M).",
         layers=36,
         width=1280,
         heads=20,
     ),
-    Gpt2(
+    Gpt2Preset(
         "gpt2-xl",
         "GPT-2 decoder: 48 layers of 1600, 1558M parameters (Radford et al. 2019, table 2, says 1542M).",
         layers=48,
@@ -129,7 +129,7 @@ BANDED = PerLayer((Full(), Window(255, 0)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt3(Decoder):
+class Gpt3Preset(DecoderPreset):
     """GPT-2 with alternating dense and banded layers; the paper does not give the band's width."""
 
     vocabulary: int = 50257
@@ -140,21 +140,21 @@ class Gpt3(Decoder):
 
 
 register_presets(
-    Gpt3(
+    Gpt3Preset(
         "gpt3-125m",
         "GPT-3 decoder, every other layer banded: 12 layers of 768 (Brown et al. 2020, table 2.1).",
         layers=12,
         width=768,
         heads=12,
     ),
-    Gpt3(
+    Gpt3Preset(
         "gpt3-6.7b",
         "GPT-3 decoder, every other layer banded: 32 layers of 4096 (Brown et al. 2020, table 2.1).",
         layers=32,
         width=4096,
         heads=32,
     ),
-    Gpt3(
+    Gpt3Preset(
         "gpt3-175b",
         "GPT-3 decoder, every other layer banded: 96 layers of 12288 (Brown et al. 2020, table 2.1).",
         layers=96,
@@ -165,7 +165,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptNeo(Gpt3):
+class GptNeoPreset(Gpt3Preset):
     """GPT-3's layers with unscaled scores and without biases of queries, keys and values."""
 
     def config(self) -> ModelConfig:
@@ -175,21 +175,21 @@ class GptNeo(Gpt3):
 
 
 register_presets(
-    GptNeo(
+    GptNeoPreset(
         "gpt-neo-125m",
         "GPT-Neo decoder, every other layer local: 12 layers of 768, 125M parameters (Black et al. 2021).",
         layers=12,
         width=768,
         heads=12,
     ),
-    GptNeo(
+    GptNeoPreset(
         "gpt-neo-1.3b",
         "GPT-Neo decoder, every other layer local: 24 layers of 2048, 1.3B parameters (Black et al. 2021).",
         layers=24,
         width=2048,
         heads=16,
     ),
-    GptNeo(
+    GptNeoPreset(
         "gpt-neo-2.7b",
         "GPT-Neo decoder, every other layer local: 32 layers of 2560, 2.7B parameters (Black et al. 2021).",
         layers=32,
@@ -200,7 +200,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GptJ(Decoder):
+class GptJPreset(DecoderPreset):
     """Parallel blocks without attention biases, and an untied output layer with a bias."""
 
     vocabulary: int = 50400
@@ -215,7 +215,7 @@ class GptJ(Decoder):
 
 
 register_presets(
-    GptJ(
+    GptJPreset(
         "gpt-j-6b",
         "GPT-J decoder: 28 layers of 4096, RoPE on a quarter of each head (Wang and Komatsuzaki 2021).",
         layers=28,
@@ -226,7 +226,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ctrl(Decoder):
+class CtrlPreset(DecoderPreset):
     """Pre-norm layers with ReLU, sinusoids and scaled token vectors."""
 
     vocabulary: int = 246534
@@ -242,7 +242,7 @@ class Ctrl(Decoder):
 
 
 register_presets(
-    Ctrl(
+    CtrlPreset(
         "ctrl",
         "CTRL decoder with control codes: 48 layers of 1280, 1.63B parameters "
         "(Keskar et al. 2019, section 3.2).",

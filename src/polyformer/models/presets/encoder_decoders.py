@@ -23,7 +23,7 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoder(SizedPreset):
+class EncoderDecoderPreset(SizedPreset):
     """Equal stacks with sinusoids and one token table for inputs of both stacks and the output.
 
     Args:
@@ -58,7 +58,7 @@ class EncoderDecoder(SizedPreset):
 
 
 register_presets(
-    EncoderDecoder(
+    EncoderDecoderPreset(
         "transformer-base",
         "The Transformer of 2017, base: 6 + 6 layers of 512 (Vaswani et al. 2017, table 3: 65M parameters).",
         layers=6,
@@ -68,7 +68,7 @@ register_presets(
         dropout=0.1,
         vocabulary=37000,
     ),
-    EncoderDecoder(
+    EncoderDecoderPreset(
         "transformer-big",
         "The Transformer of 2017, big: 6 + 6 layers of 1024 (Vaswani et al. 2017, table 3: 213M parameters).",
         layers=6,
@@ -78,7 +78,7 @@ register_presets(
         dropout=0.3,
         vocabulary=37000,
     ),
-    EncoderDecoder(
+    EncoderDecoderPreset(
         "transformer-small",
         "Encoder-decoder for a CPU: 3 + 3 layers of 256, pre-norm, which trains without warm-up.",
         layers=3,
@@ -89,7 +89,7 @@ register_presets(
         vocabulary=8000,
         block=PreNormConfig(),
     ),
-    EncoderDecoder(
+    EncoderDecoderPreset(
         "transformer-tiny",
         "Encoder-decoder for tests: one layer of each.",
         layers=1,
@@ -105,7 +105,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bart(SizedPreset):
+class BartPreset(SizedPreset):
     """Equal post-norm stacks; the position table has two unused rows before the first position."""
 
     def config(self) -> ModelConfig:
@@ -130,14 +130,14 @@ class Bart(SizedPreset):
 
 register_presets(
     # facebook/bart-base
-    Bart(
+    BartPreset(
         "bart-base",
         "BART encoder-decoder: 6 + 6 layers of 768, 139M parameters (Lewis et al. 2020, section 4).",
         layers=6,
         width=768,
         heads=12,
     ),
-    Bart(
+    BartPreset(
         "bart-large",
         "BART encoder-decoder: 12 + 12 layers of 1024, 406M parameters (Lewis et al. 2020, section 5).",
         layers=12,
@@ -148,7 +148,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class M2M100(SizedPreset):
+class M2M100Preset(SizedPreset):
     """Equal stacks with 16 heads, and 128112 tokens including one for each language."""
 
     heads: int = 16
@@ -177,21 +177,21 @@ class M2M100(SizedPreset):
 
 
 register_presets(
-    M2M100(
+    M2M100Preset(
         "m2m100-418m",
         "M2M-100, 100 languages: 12 + 12 layers of 1024, 484M parameters, called 418M (Fan et al. 2021).",
         layers=12,
         width=1024,
         inner_width=4096,
     ),
-    M2M100(
+    M2M100Preset(
         "m2m100-1.2b",
         "M2M-100, 100 languages: 24 + 24 layers of 1024, 1239M parameters (Fan et al. 2021).",
         layers=24,
         width=1024,
         inner_width=8192,
     ),
-    M2M100(
+    M2M100Preset(
         "m2m100-12b",
         "M2M-100, 100 languages: 24 + 24 layers of 4096, 11.8B parameters, called 12B (Fan et al. 2021).",
         layers=24,
@@ -202,7 +202,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5(SizedPreset):
+class T5Preset(SizedPreset):
     """The first version: equal stacks with dropout of 0.1; the output layer, tied, reads scaled states.
 
     Args:
@@ -248,7 +248,7 @@ class T5(SizedPreset):
 
 register_presets(
     # The paper says about 60 million parameters.
-    T5(
+    T5Preset(
         "t5-small",
         "T5 encoder-decoder: 6 + 6 layers of 512, 60.5M parameters (Raffel et al. 2020, section 3.7).",
         layers=6,
@@ -257,7 +257,7 @@ register_presets(
         inner_width=2048,
     ),
     # The paper says about 220 million parameters.
-    T5(
+    T5Preset(
         "t5-base",
         "T5 encoder-decoder: 12 + 12 layers of 768, 223M parameters (Raffel et al. 2020, section 3.1.1).",
         layers=12,
@@ -266,7 +266,7 @@ register_presets(
         inner_width=3072,
     ),
     # The paper says 770 million parameters.
-    T5(
+    T5Preset(
         "t5-large",
         "T5 encoder-decoder: 24 + 24 layers of 1024, 738M parameters (Raffel et al. 2020, section 3.7).",
         layers=24,
@@ -274,7 +274,7 @@ register_presets(
         heads=16,
         inner_width=4096,
     ),
-    T5(
+    T5Preset(
         "t5-3b",
         "T5 encoder-decoder: 24 + 24 layers of 1024, 2.85B parameters (Raffel et al. 2020, section 3.7).",
         layers=24,
@@ -283,7 +283,7 @@ register_presets(
         inner_width=16384,
         head_size=128,
     ),
-    T5(
+    T5Preset(
         "t5-11b",
         "T5 encoder-decoder: 24 + 24 layers of 1024, 11.3B parameters (Raffel et al. 2020, section 3.7).",
         layers=24,
@@ -296,7 +296,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5v11(T5):
+class T5v11Preset(T5Preset):
     """Version 1.1 (Xue et al. 2021): gated GELU, and an output layer of its own."""
 
     tied = False
@@ -307,7 +307,7 @@ class T5v11(T5):
 
 
 register_presets(
-    T5v11(
+    T5v11Preset(
         "t5-v1_1-small",
         "T5 version 1.1, and Flan-T5: 8 + 8 layers of 512, gated GELU, untied output, 77M parameters.",
         layers=8,
@@ -315,7 +315,7 @@ register_presets(
         heads=6,
         inner_width=1024,
     ),
-    T5v11(
+    T5v11Preset(
         "t5-v1_1-base",
         "T5 version 1.1, and Flan-T5: 12 + 12 layers of 768, gated GELU, untied output, 248M parameters.",
         layers=12,
@@ -327,7 +327,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertSum(SizedPreset):
+class BertSumPreset(SizedPreset):
     """BERT with a score for each token; BertSum reads the scores of the first tokens of sentences."""
 
     vocabulary: int
@@ -339,7 +339,7 @@ class BertSum(SizedPreset):
 
 
 register_presets(
-    BertSum(
+    BertSumPreset(
         "bertsum",
         "BertSum extractive summarizer, 12 layers of 768 (Liu 2019, section 2).",
         layers=12,
@@ -347,7 +347,7 @@ register_presets(
         heads=12,
         vocabulary=30522,
     ),
-    BertSum(
+    BertSumPreset(
         "bertsum-small",
         "BertSum extractive summarizer, for a CPU: 4 layers of 256 (Liu 2019).",
         layers=4,
@@ -359,7 +359,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertSumAbs(BertSum):
+class BertSumAbsPreset(BertSumPreset):
     """BERT with a decoder that has its own token table, tied to the output layer.
 
     Deviations: the decoder's embedding sum has a norm and the vector of token type 0 too, because both stacks
@@ -391,7 +391,7 @@ class BertSumAbs(BertSum):
 
 
 register_presets(
-    BertSumAbs(
+    BertSumAbsPreset(
         "bertsum-abs",
         "BertSum abstractive summarizer, 12 + 6 layers of 768 (Liu and Lapata 2019, sections 3.2 and 4.2).",
         layers=12,
@@ -402,7 +402,7 @@ register_presets(
         decoder_heads=8,
         decoder_inner_width=2048,
     ),
-    BertSumAbs(
+    BertSumAbsPreset(
         "bertsum-abs-small",
         "BertSum abstractive summarizer, for a CPU, 4 + 2 layers of 256 (Liu and Lapata 2019, section 3.2).",
         layers=4,

@@ -30,7 +30,7 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bert(SizedPreset):
+class BertPreset(SizedPreset):
     """BERT's layout: post-norm, learned positions, a norm after the embedding sum, a masked head."""
 
     def config(self) -> ModelConfig:
@@ -51,14 +51,14 @@ class Bert(SizedPreset):
 
 
 register_presets(
-    Bert(
+    BertPreset(
         "bert-base",
         "BERT encoder for masked tokens: 12 layers of 768, 110M parameters (Devlin et al. 2019, section 3).",
         layers=12,
         width=768,
         heads=12,
     ),
-    Bert(
+    BertPreset(
         "bert-large",
         "BERT encoder for masked tokens: 24 layers of 1024 (Devlin et al. 2019, section 3: 340M parameters).",
         layers=24,
@@ -69,7 +69,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassifier(SizedPreset):
+class TextClassifierPreset(SizedPreset):
     """A pre-norm encoder with learned positions and a classification head.
 
     Args:
@@ -97,7 +97,7 @@ class TextClassifier(SizedPreset):
 
 
 register_presets(
-    TextClassifier(
+    TextClassifierPreset(
         "encoder-small",
         "Text classifier for a CPU: an encoder with 2 layers of 128.",
         layers=2,
@@ -106,7 +106,7 @@ register_presets(
         vocabulary=8000,
         positions=512,
     ),
-    TextClassifier(
+    TextClassifierPreset(
         "encoder-tiny",
         "Text classifier for tests: an encoder with one layer of 32.",
         layers=1,
@@ -119,7 +119,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roberta(SizedPreset):
+class RobertaPreset(SizedPreset):
     """RoBERTa, for texts of 512 tokens; the first two rows of the position table are unused."""
 
     vocabulary: int
@@ -138,7 +138,7 @@ class Roberta(SizedPreset):
 
 
 register_presets(
-    Roberta(
+    RobertaPreset(
         "roberta-base",
         "RoBERTa encoder for masked tokens: 12 layers of 768, 125M parameters (Liu et al. 2019, section 3).",
         layers=12,
@@ -146,7 +146,7 @@ register_presets(
         heads=12,
         vocabulary=50265,
     ),
-    Roberta(
+    RobertaPreset(
         "roberta-large",
         "RoBERTa encoder for masked tokens: 24 layers of 1024, 355M parameters (Liu et al. 2019, section 5).",
         layers=24,
@@ -155,7 +155,7 @@ register_presets(
         vocabulary=50265,
     ),
     # The paper says 270M parameters.
-    Roberta(
+    RobertaPreset(
         "xlm-roberta-base",
         "XLM-RoBERTa, 100 languages: 12 layers of 768, 278M parameters (Conneau et al. 2020, section 3).",
         layers=12,
@@ -164,7 +164,7 @@ register_presets(
         vocabulary=250002,
     ),
     # The paper says 550M parameters.
-    Roberta(
+    RobertaPreset(
         "xlm-roberta-large",
         "XLM-RoBERTa, 100 languages: 24 layers of 1024, 560M parameters (Conneau et al. 2020, section 3).",
         layers=24,
@@ -176,7 +176,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Xlm(SizedPreset):
+class XlmPreset(SizedPreset):
     """XLM, section 5.1: GELU, learned positions, dropout of 0.1.
 
     Args:
@@ -202,7 +202,7 @@ class Xlm(SizedPreset):
 
 
 register_presets(
-    Xlm(
+    XlmPreset(
         "xlm-mlm-en-2048",
         "XLM encoder of English: 12 layers of 2048, 667M parameters (Conneau and Lample 2019).",
         layers=12,
@@ -210,7 +210,7 @@ register_presets(
         heads=16,
         vocabulary=30145,
     ),
-    Xlm(
+    XlmPreset(
         "xlm-clm-ende-1024",
         "XLM language model, English and German: 6 layers of 1024 (Conneau and Lample 2019, section 5.1).",
         layers=6,
@@ -220,7 +220,7 @@ register_presets(
         languages=2,
         causal=True,
     ),
-    Xlm(
+    XlmPreset(
         "xlm-mlm-tlm-xnli15-1024",
         "XLM encoder of 15 languages: 12 layers of 1024, 249M parameters (Conneau and Lample 2019).",
         layers=12,
@@ -233,7 +233,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Albert(SizedPreset):
+class AlbertPreset(SizedPreset):
     """ALBERT's version 2: 30000 tokens with vectors of 128, and no dropout."""
 
     def config(self) -> ModelConfig:
@@ -257,14 +257,14 @@ class Albert(SizedPreset):
 
 
 register_presets(
-    Albert(
+    AlbertPreset(
         "albert-base",
         "ALBERT encoder with shared layers: 12 layers of 768 (Lan et al. 2020, table 1: 12M parameters).",
         layers=12,
         width=768,
         heads=12,
     ),
-    Albert(
+    AlbertPreset(
         "albert-large",
         "ALBERT encoder with shared layers: 24 layers of 1024 (Lan et al. 2020, table 1: 18M parameters).",
         layers=24,
@@ -272,7 +272,7 @@ register_presets(
         heads=16,
     ),
     # The released weights are 223M.
-    Albert(
+    AlbertPreset(
         "albert-xxlarge",
         "ALBERT encoder with shared layers: 12 layers of 4096 (Lan et al. 2020, table 1: 235M parameters).",
         layers=12,
@@ -283,7 +283,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Electra(SizedPreset):
+class ElectraPreset(SizedPreset):
     """ELECTRA: BERT's layout, the small models with narrow token vectors.
 
     Args:
@@ -302,7 +302,7 @@ class Electra(SizedPreset):
 
 
 register_presets(
-    Electra(
+    ElectraPreset(
         "electra-small",
         "ELECTRA discriminator: 12 layers of 256, 14M parameters (Clark et al. 2020, section 3.3).",
         layers=12,
@@ -310,7 +310,7 @@ register_presets(
         heads=4,
         token_width=128,
     ),
-    Electra(
+    ElectraPreset(
         "electra-base",
         "ELECTRA discriminator: 12 layers of 768, 110M parameters (Clark et al. 2020, table 3).",
         layers=12,
@@ -318,7 +318,7 @@ register_presets(
         heads=12,
         token_width=768,
     ),
-    Electra(
+    ElectraPreset(
         "electra-large",
         "ELECTRA discriminator: 24 layers of 1024, 335M parameters (Clark et al. 2020, table 2).",
         layers=24,
@@ -327,7 +327,7 @@ register_presets(
         token_width=1024,
     ),
     # The generator that `electra-base` is trained with, a third of its width.
-    Electra(
+    ElectraPreset(
         "electra-base-generator",
         "ELECTRA generator: 12 layers of 256 above token vectors of 768 (Clark et al. 2020, table 6).",
         layers=12,
@@ -340,7 +340,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilBert(Preset):
+class DistilBertPreset(Preset):
     """BERT-base with this number of layers, without token types."""
 
     layers: int
@@ -351,7 +351,7 @@ class DistilBert(Preset):
 
 register_presets(
     # The table says 66M, without the masked head's own layer.
-    DistilBert(
+    DistilBertPreset(
         "distilbert-base",
         "DistilBERT, BERT with half the layers: 6 layers of 768, 67M parameters (Sanh et al. 2019, table 3).",
         layers=6,
@@ -364,7 +364,7 @@ GLOBAL, LOCAL = 160_000.0, 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBert(SizedPreset):
+class ModernBertPreset(SizedPreset):
     """ModernBERT: groups of a layer with full attention and two with 64 tokens on either side.
 
     Rotary positions with a different base for each kind of layer, GeGLU, 8192 tokens.
@@ -399,7 +399,7 @@ class ModernBert(SizedPreset):
 
 
 register_presets(
-    ModernBert(
+    ModernBertPreset(
         "modernbert-base",
         "ModernBERT encoder: 22 layers of 768, two in three of them local (Warner et al. 2024, table 4).",
         layers=22,
@@ -407,7 +407,7 @@ register_presets(
         heads=12,
         inner_width=1152,
     ),
-    ModernBert(
+    ModernBertPreset(
         "modernbert-large",
         "ModernBERT encoder: 28 layers of 1024, two in three of them local (Warner et al. 2024, table 4).",
         layers=28,

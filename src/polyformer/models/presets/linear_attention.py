@@ -43,7 +43,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TDmca(SizedPreset):
+class TDmcaPreset(SizedPreset):
     """T-DMCA (Liu et al. 2018): layers L M L M L, post-norm with sinusoids, as in Vaswani et al. 2017.
 
     L attends within blocks of `block` tokens, M has compressed keys and `experts` experts (the paper has 128
@@ -78,7 +78,7 @@ class TDmca(SizedPreset):
 
 
 register_presets(
-    TDmca(
+    TDmcaPreset(
         "t-dmca-small",
         "T-DMCA decoder for a CPU: 5 layers of 256, local and memory-compressed (Liu et al. 2018).",
         layers=5,
@@ -89,7 +89,7 @@ register_presets(
         experts=8,
         vocabulary=8000,
     ),
-    TDmca(
+    TDmcaPreset(
         "t-dmca-tiny",
         "T-DMCA decoder for tests: two layers of 32, blocks of 8 tokens.",
         layers=2,

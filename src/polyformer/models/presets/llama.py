@@ -23,7 +23,7 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama(SizedPreset):
+class LlamaPreset(SizedPreset):
     """Llama 2's layout.
 
     Args:
@@ -68,7 +68,7 @@ class Llama(SizedPreset):
 
 
 register_presets(
-    Llama(
+    LlamaPreset(
         "llama-7b",
         "LLaMA decoder, the first version: 32 layers of 4096, 6.7B parameters "
         "(Touvron et al. 2023, table 2).",
@@ -80,7 +80,7 @@ register_presets(
         positions=2048,
         eps=1e-6,
     ),
-    Llama(
+    LlamaPreset(
         "llama-2-7b",
         "Llama 2 decoder, 4096 tokens: 32 layers of 4096, 6.7B parameters (Touvron et al. 2023, table 1).",
         layers=32,
@@ -89,7 +89,7 @@ register_presets(
         inner_width=11008,
         key_value_heads=32,
     ),
-    Llama(
+    LlamaPreset(
         "llama-2-70b",
         "Llama 2 decoder: 80 layers of 8192, 69B parameters, grouped heads (Touvron et al. 2023, table 1).",
         layers=80,
@@ -102,7 +102,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3(Llama):
+class Llama3Preset(LlamaPreset):
     """Llama 3's layout: 128,256 tokens, a base of 500,000.
 
     Args:
@@ -125,7 +125,7 @@ class Llama3(Llama):
 
 
 register_presets(
-    Llama3(
+    Llama3Preset(
         "llama-3-8b",
         "Llama 3 decoder: 32 layers of 4096, 8.0B parameters (Grattafiori et al. 2024, table 3).",
         layers=32,
@@ -134,7 +134,7 @@ register_presets(
         inner_width=14336,
         key_value_heads=8,
     ),
-    Llama3(
+    Llama3Preset(
         "llama-3.2-1b",
         "Llama 3.2 decoder: 16 layers of 2048, RoPE extended from 8,192, 1.24B parameters "
         "(model card, 2024).",
@@ -150,7 +150,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mistral(Llama):
+class MistralPreset(LlamaPreset):
     """Llama's layout with sliding-window attention."""
 
     positions: int = 32768
@@ -160,7 +160,7 @@ class Mistral(Llama):
 
 
 register_presets(
-    Mistral(
+    MistralPreset(
         "mistral-7b",
         "Mistral decoder, a window of 4,096 tokens: 32 layers of 4096 (Jiang et al. 2023, table 1).",
         layers=32,
@@ -173,7 +173,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phi3(Llama):
+class Phi3Preset(LlamaPreset):
     """Llama's layout for texts of 4,096 tokens."""
 
     vocabulary: int = 32064
@@ -181,7 +181,7 @@ class Phi3(Llama):
 
 
 register_presets(
-    Phi3(
+    Phi3Preset(
         "phi-3-mini",
         "Phi-3 decoder: 32 layers of 3072, 3.8B parameters (Abdin et al. 2024).",
         layers=32,
@@ -194,7 +194,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2(Llama):
+class Qwen2Preset(LlamaPreset):
     """Llama's layout with biases of queries, keys and values, and a base of 1,000,000."""
 
     positions: int = 131072
@@ -207,7 +207,7 @@ class Qwen2(Llama):
 
 
 register_presets(
-    Qwen2(
+    Qwen2Preset(
         "qwen2-0.5b",
         "Qwen2 decoder, tied: 24 layers of 896, 0.49B parameters (Yang et al. 2024, table 1).",
         layers=24,
@@ -218,7 +218,7 @@ register_presets(
         vocabulary=151936,
         tied=True,
     ),
-    Qwen2(
+    Qwen2Preset(
         "qwen2-7b",
         "Qwen2 decoder: 28 layers of 3584, 7.6B parameters (Yang et al. 2024, table 1).",
         layers=28,
@@ -233,7 +233,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmolLM2(Llama):
+class SmolLM2Preset(LlamaPreset):
     """Llama's layout with tied embeddings and a vocabulary of 49152 tokens."""
 
     positions: int = 8192
@@ -243,7 +243,7 @@ class SmolLM2(Llama):
 
 
 register_presets(
-    SmolLM2(
+    SmolLM2Preset(
         "smollm2-135m",
         "SmolLM2 decoder in Llama's layout: 30 layers of 576, 135M parameters (Ben Allal et al. 2025).",
         layers=30,
@@ -253,7 +253,7 @@ register_presets(
         key_value_heads=3,
         base=100_000.0,
     ),
-    SmolLM2(
+    SmolLM2Preset(
         "smollm2-360m",
         "SmolLM2 decoder in Llama's layout: 32 layers of 960, 362M parameters (Ben Allal et al. 2025).",
         layers=32,
@@ -263,7 +263,7 @@ register_presets(
         key_value_heads=5,
         base=100_000.0,
     ),
-    SmolLM2(
+    SmolLM2Preset(
         "smollm2-1.7b",
         "SmolLM2 decoder in Llama's layout: 24 layers of 2048, 1.7B parameters (Ben Allal et al. 2025).",
         layers=24,
@@ -277,7 +277,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Olmo2(Llama):
+class Olmo2Preset(LlamaPreset):
     """Llama's layout with norms after sub-layers and of whole projections of queries and keys."""
 
     eps: float = 1e-6
@@ -291,7 +291,7 @@ class Olmo2(Llama):
 
 
 register_presets(
-    Olmo2(
+    Olmo2Preset(
         "olmo-2-1b",
         "OLMo 2 decoder: 16 layers of 2048, 1.5B parameters (OLMo Team 2024, section 2).",
         layers=16,
@@ -305,7 +305,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3(Llama):
+class Qwen3Preset(LlamaPreset):
     """Llama's layout with heads of 128 channels, and norms of their queries and keys."""
 
     positions: int = 40960
@@ -320,7 +320,7 @@ class Qwen3(Llama):
 
 
 register_presets(
-    Qwen3(
+    Qwen3Preset(
         "qwen3-0.6b",
         "Qwen3 decoder: 28 layers of 1024, 0.6B parameters (Yang et al. 2025, table 1).",
         layers=28,
@@ -338,7 +338,7 @@ GLOBAL, LOCAL = 1_000_000.0, 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3(SizedPreset):
+class Gemma3Preset(SizedPreset):
     """Gemma 3: five layers with a window of 512 tokens and then one with full attention, repeated."""
 
     inner_width: int
@@ -368,7 +368,7 @@ class Gemma3(SizedPreset):
 
 
 register_presets(
-    Gemma3(
+    Gemma3Preset(
         "gemma-3-1b",
         "Gemma 3 decoder: 26 layers of 1152, five in six of them local, 1.0B parameters "
         "(Gemma Team 2025, table 1).",

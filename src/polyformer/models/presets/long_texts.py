@@ -42,7 +42,7 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Longformer(SizedPreset):
+class LongformerPreset(SizedPreset):
     """RoBERTa with `pattern` instead of full attention and separate projections for global tokens.
 
     Args:
@@ -71,7 +71,7 @@ GROWING = PerLayer((Window(2) | Global(1) | Marked(), Window(4) | Global(1) | Ma
 register_presets(
     # allenai/longformer-base-4096, 149M parameters. `global_attention_mask` marks the global tokens; with
     # `marks_first` the head `classify` marks the first token.
-    Longformer(
+    LongformerPreset(
         "longformer-base",
         "Longformer encoder: RoBERTa-base with windows of 512, 4096 tokens (Beltagy et al. 2020, section 5).",
         layers=12,
@@ -81,7 +81,7 @@ register_presets(
         positions=4096,
         pattern=Window(256) | Marked(),
     ),
-    Longformer(
+    LongformerPreset(
         "longformer-tiny",
         "Longformer encoder for tests: two layers of 32 with different windows.",
         layers=2,
@@ -101,7 +101,7 @@ def dilated(reach: int, dilation: int) -> Pattern:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongformerDecoder(SizedPreset):
+class LongformerDecoderPreset(SizedPreset):
     """A pre-norm decoder with sinusoids at the input; the paper uses Transformer-XL's positions.
 
     Args:
@@ -128,7 +128,7 @@ DILATED = PerLayer((Window(31, 0), Window(63, 0), dilated(127, 2), dilated(127, 
 """The windows of section 4.1, for four layers."""
 
 register_presets(
-    LongformerDecoder(
+    LongformerDecoderPreset(
         "longformer-decoder-small",
         "Longformer decoder for a CPU: 4 layers of 256 with causal windows "
         "(Beltagy et al. 2020, section 4.1).",
@@ -158,7 +158,7 @@ def etc_pattern(layers: int, block: int, random: int) -> Pattern:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BigBird(Preset):
+class BigBirdPreset(Preset):
     """RoBERTa's sizes with the vocabulary of google/bigbird-roberta-base, for 4096 tokens."""
 
     pattern: Pattern
@@ -180,14 +180,14 @@ register_presets(
     # google/bigbird-roberta-base. Blocks of 64; the first and the last block are global, a window of three,
     # and three random blocks, which see each other here and in one direction only there. Texts of at most 704
     # tokens use full attention, as there.
-    BigBird(
+    BigBirdPreset(
         "bigbird-base",
         "BigBird encoder, ITC form, for 4096 tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).",
         pattern=bigbird_pattern(12, 64, 3),
         position=LearnedConfig(),
     ),
     # Blocks of 84 and a window of three; positions are ETC's labels.
-    BigBird(
+    BigBirdPreset(
         "bigbird-etc-base",
         "BigBird encoder, ETC form, 256 global tokens: 12 layers of 768 (Zaheer et al. 2020, appendix E.1).",
         pattern=etc_pattern(12, 84, 3),
@@ -197,7 +197,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BigBirdPegasus(SizedPreset):
+class BigBirdPegasusPreset(SizedPreset):
     """Pegasus' pre-norm layers with learned positions, BigBird's pattern in the encoder.
 
     Args:
@@ -234,7 +234,7 @@ class BigBirdPegasus(SizedPreset):
 
 register_presets(
     # google/bigbird-pegasus-large-arxiv, -pubmed and -bigpatent
-    BigBirdPegasus(
+    BigBirdPegasusPreset(
         "bigbird-pegasus-large",
         "BigBird-Pegasus summarizer, 16 + 16 layers of 1024, 577M parameters (Zaheer et al. 2020).",
         layers=16,
@@ -244,7 +244,7 @@ register_presets(
         block=64,
         random_blocks=3,
     ),
-    BigBirdPegasus(
+    BigBirdPegasusPreset(
         "bigbird-pegasus-small",
         "BigBird-Pegasus summarizer, 2 + 2 layers of 256, for a CPU (Zaheer et al. 2020).",
         layers=2,
@@ -258,7 +258,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EtcEncoder(SizedPreset):
+class EtcEncoderPreset(SizedPreset):
     """A post-norm encoder as BERT, with the token types global (0) and long (1).
 
     Args:
@@ -283,7 +283,7 @@ class EtcEncoder(SizedPreset):
 
 register_presets(
     # The released models of this size have an output projection for each of both parts, and 16 token types.
-    EtcEncoder(
+    EtcEncoderPreset(
         "etc-base",
         "ETC encoder for 4096 tokens and 256 global ones: 12 layers of 768 (Ainslie et al. 2020, section 4).",
         layers=12,
@@ -293,7 +293,7 @@ register_presets(
         pattern=ETC(256, 84, hard_g2l=True),
         max_distance=12,
     ),
-    EtcEncoder(
+    EtcEncoderPreset(
         "etc-tiny",
         "ETC encoder for tests: 2 layers of 32 and 8 global tokens.",
         layers=2,
@@ -319,7 +319,7 @@ def hashed(chunk: int, before: int = 1, rounds: int = 1, buckets: int = 128) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reformer(Preset):
+class ReformerPreset(Preset):
     """A decoder with one layer per mechanism; its head reads both streams concatenated.
 
     Args:
@@ -368,7 +368,7 @@ NEAR, FAR = local(128, dropout=0.2), hashed(256, rounds=4, buckets=512)
 
 register_presets(
     # google/reformer-crime-and-punishment, which has 64 times 128 buckets
-    Reformer(
+    ReformerPreset(
         "reformer-small",
         "Reformer language model for texts of 2^19 tokens: 6 layers of 256 (Kitaev et al. 2020).",
         mechanisms=(local(64), hashed(64)) * 3,
@@ -380,7 +380,7 @@ register_presets(
         grid=(512, 1024),
     ),
     # google/reformer-enwik8, 149M parameters
-    Reformer(
+    ReformerPreset(
         "reformer-enwik8",
         "Reformer language model of enwik8's bytes: 12 layers of 1024 (Kitaev et al. 2020, section 5).",
         mechanisms=(NEAR, NEAR, FAR, NEAR) * 3,

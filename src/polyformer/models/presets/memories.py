@@ -41,7 +41,7 @@ ONE_BILLION_WORDS = Vocabulary(793471, cutoffs=(60000, 100000, 640000))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXL(SizedPreset):
+class TransformerXLPreset(SizedPreset):
     """A post-norm decoder with recurrence over segments.
 
     Args:
@@ -92,7 +92,7 @@ class TransformerXL(SizedPreset):
 
 
 register_presets(
-    TransformerXL(
+    TransformerXLPreset(
         "transformer-xl-base",
         "Transformer-XL for WikiText-103, standard: 16 layers of 410, 151M parameters "
         "(Dai et al. 2019, table 1).",
@@ -108,7 +108,7 @@ register_presets(
         untied=False,
     ),
     # The table says 257M; the authors' file, `transfo-xl-wt103` on the hub, has 285M.
-    TransformerXL(
+    TransformerXLPreset(
         "transformer-xl-large",
         "Transformer-XL for WikiText-103, large: 18 layers of 1024, 285M parameters "
         "(Dai et al. 2019, table 1).",
@@ -123,7 +123,7 @@ register_presets(
         div_val=4,
         untied=True,
     ),
-    TransformerXL(
+    TransformerXLPreset(
         "transformer-xl-enwik8-12",
         "Transformer-XL for enwik8's bytes: 12 layers of 512, 41M parameters (Dai et al. 2019, table 2).",
         layers=12,
@@ -137,7 +137,7 @@ register_presets(
         div_val=1,
         untied=False,
     ),
-    TransformerXL(
+    TransformerXLPreset(
         "transformer-xl-enwik8-24",
         "Transformer-XL for enwik8's bytes: 24 layers of 1024, 277M parameters (Dai et al. 2019, table 2).",
         layers=24,
@@ -151,7 +151,7 @@ register_presets(
         div_val=1,
         untied=False,
     ),
-    TransformerXL(
+    TransformerXLPreset(
         "transformer-xl-1b-large",
         "Transformer-XL for One Billion Word, large: 24 layers of 1280 (Dai et al. 2019, table 4).",
         layers=24,

@@ -113,7 +113,7 @@ EPS = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deberta(SizedPreset):
+class DebertaPreset(SizedPreset):
     """DeBERTa (He et al. 2021): BERT's layout with disentangled positions and without token types.
 
     Args:
@@ -142,7 +142,7 @@ class Deberta(SizedPreset):
 
 register_presets(
     # microsoft/deberta-base
-    Deberta(
+    DebertaPreset(
         "deberta-base",
         "DeBERTa encoder: 12 layers of 768, 100M parameters without tokens (He et al. 2021, table 8).",
         layers=12,
@@ -153,7 +153,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebertaV3(Deberta):
+class DebertaV3Preset(DebertaPreset):
     """Versions 2 and 3: logarithmic buckets, and positions share the projections of contents."""
 
     vocabulary: int = 128100
@@ -173,7 +173,7 @@ class DebertaV3(Deberta):
 
 register_presets(
     # microsoft/deberta-v3-small, and 98M of token vectors
-    DebertaV3(
+    DebertaV3Preset(
         "deberta-v3-small",
         "DeBERTa V3 encoder: 6 layers of 768, 44M parameters without tokens (He et al. 2023, table 5).",
         layers=6,
@@ -181,7 +181,7 @@ register_presets(
         heads=12,
     ),
     # microsoft/deberta-v3-base, and 98M of token vectors
-    DebertaV3(
+    DebertaV3Preset(
         "deberta-v3-base",
         "DeBERTa V3 encoder: 12 layers of 768, 86M parameters without tokens (He et al. 2023, table 5).",
         layers=12,

@@ -37,7 +37,7 @@ from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Universal(Preset):
+class UniversalPreset(Preset):
     """The preset `base` with one shared layer per stack, applied in `steps` steps."""
 
     base: str
@@ -50,13 +50,13 @@ class Universal(Preset):
 
 register_presets(
     # tensor2tensor's model of this name, which has as many parameters as the base Transformer
-    Universal(
+    UniversalPreset(
         "universal-transformer-base",
         "Universal Transformer: one layer a side, applied in 6 steps (Dehghani et al. 2019, section 3.5).",
         base="transformer-big",
         steps=6,
     ),
-    Universal(
+    UniversalPreset(
         "universal-transformer-tiny",
         "Universal Transformer for tests: one layer a side, applied in three steps.",
         base="transformer-tiny",
@@ -114,7 +114,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2(SizedPreset):
+class Mamba2Preset(SizedPreset):
     """State space layers without feed-forwards and without positions (Dao and Gu 2024).
 
     Values are twice as wide as the model, in heads of 64, and keys of 128 per group.
@@ -157,7 +157,7 @@ class Mamba2(SizedPreset):
 
 
 register_presets(
-    Mamba2(
+    Mamba2Preset(
         "mamba2-130m",
         "Mamba-2 decoder: 24 layers of 768, 129M parameters (Dao and Gu 2024).",
         layers=24,
@@ -167,7 +167,7 @@ register_presets(
         vocabulary=50288,
         tied=True,
     ),
-    Mamba2(
+    Mamba2Preset(
         "mamba-codestral-7b",
         "Mamba-2 decoder: 64 layers of 4096, 7.3B parameters (Dao and Gu 2024).",
         layers=64,

@@ -23,7 +23,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vit(SizedPreset):
+class VitPreset(SizedPreset):
     """A classifier of square images.
 
     Args:
@@ -51,7 +51,7 @@ class Vit(SizedPreset):
 
 
 register_presets(
-    Vit(
+    VitPreset(
         "vit-base-patch16-224",
         "ViT-Base image classifier: 12 layers of 768, 86.6M parameters (Dosovitskiy et al. 2021, table 1).",
         layers=12,
@@ -60,7 +60,7 @@ register_presets(
         pixels=224,
         patch=16,
     ),
-    Vit(
+    VitPreset(
         "vit-large-patch16-224",
         "ViT-Large image classifier: 24 layers of 1024, 304M parameters (Dosovitskiy et al. 2021, table 1).",
         layers=24,
@@ -69,7 +69,7 @@ register_presets(
         pixels=224,
         patch=16,
     ),
-    Vit(
+    VitPreset(
         "vit-huge-patch14",
         "ViT-Huge image classifier: 32 layers of 1280, 632M parameters (Dosovitskiy et al. 2021, table 1).",
         layers=32,
@@ -78,7 +78,7 @@ register_presets(
         pixels=224,
         patch=14,
     ),
-    Vit(
+    VitPreset(
         "vit-base-patch32-384",
         "ViT-Base image classifier for 384 x 384 pixels, patches of 32 (Dosovitskiy et al. 2021).",
         layers=12,
@@ -87,7 +87,7 @@ register_presets(
         pixels=384,
         patch=32,
     ),
-    Vit(
+    VitPreset(
         "vit-mini",
         "Image classifier for 32 x 32 pixels that two CPU cores train in minutes: 6 layers of 96.",
         layers=6,
@@ -102,7 +102,7 @@ register_presets(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deit(Vit):
+class DeitPreset(VitPreset):
     """DeiT without a distillation token, for pixels normalized as ImageNet's."""
 
     pixels: int = 224
@@ -113,7 +113,7 @@ class Deit(Vit):
 
 
 register_presets(
-    Deit(
+    DeitPreset(
         "deit-tiny-patch16-224",
         "DeiT-Ti image classifier: 12 layers of 192, 3 heads, 5.7M parameters "
         "(Touvron et al. 2021, table 1).",
@@ -121,14 +121,14 @@ register_presets(
         width=192,
         heads=3,
     ),
-    Deit(
+    DeitPreset(
         "deit-small-patch16-224",
         "DeiT-S image classifier: 12 layers of 384, 6 heads, 22M parameters (Touvron et al. 2021, table 1).",
         layers=12,
         width=384,
         heads=6,
     ),
-    Deit(
+    DeitPreset(
         "deit-base-patch16-224",
         "DeiT-B image classifier: 12 layers of 768, 12 heads, 87M parameters (Touvron et al. 2021, table 1).",
         layers=12,
