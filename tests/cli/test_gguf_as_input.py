@@ -107,6 +107,14 @@ def test_convert(path: Path, tmp_path: Path, output: Callable[..., str]):
     torch.testing.assert_close(output_of(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-5)
 
 
+def test_a_converted_model_starts_texts_as_the_file_does(path: Path, tmp_path: Path):
+    """With a memory it looks like a model that was trained here, whose texts begin with <bos>."""
+    assert main(["convert", str(path), str(tmp_path / "out"), "--memory", "sinks(first=2, length=30)"]) == 0
+    file, converted = (polyformer.load(folder, "cpu").task for folder in (path, tmp_path / "out"))
+    assert converted.start("Anna") == file.start("Anna") == load_tokenizer(path).encode("Anna")
+    assert converted.start("") == file.start("")
+
+
 COMMANDS = {
     "audit": ["--checks", "batch size"],
     "show": [],

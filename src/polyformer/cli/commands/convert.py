@@ -135,10 +135,8 @@ def run_convert(options: ConvertOptions) -> None:
     loss exceeds --tolerance, the exit status is 1; the model is still written.
     """
     from polyformer.cli.commands.before_after import check_evaluation, show_evaluation
-    from polyformer.data.tokenizers.loading import load_tokenizer
     from polyformer.models.architectures.weights import with_weights
     from polyformer.models.checkpoints import convert, from_pretrained
-    from polyformer.models.config import longest_text
 
     if options.recall is not None and options.evaluate is None:
         raise InputError("--recall: requires --evaluate TEXT")
@@ -177,12 +175,23 @@ def run_convert(options: ConvertOptions) -> None:
         model = with_weights(model, options.weights)
     _save(model, Path(options.out), options.format)
     print(f"written to {options.out} ({options.format})")
-    try:
-        load_tokenizer(options.folder).save(options.out, longest_text(model.config))
-    except InputError as error:
-        print(f"no tokenizer written: {error}")
+    _save_tokenizer(options, before, model)
     if options.evaluate is not None:
         show_evaluation(options, before, model)
+
+
+def _save_tokenizer(options: ConvertOptions, before: Any, model: Any) -> None:
+    """Write the tokenizer of the model `before` for the converted model, or print why there is none."""
+    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.models.config import longest_text
+
+    try:
+        tokenizer = load_tokenizer(options.folder)
+        if before.config.origin is not None and model.config.origin is None:
+            tokenizer.fix_special_tokens()  # the converted model looks like one that was trained here
+        tokenizer.save(options.out, longest_text(model.config))
+    except InputError as error:
+        print(f"no tokenizer written: {error}")
 
 
 def _save(model: Any, folder: Path, format: str) -> None:

@@ -134,6 +134,18 @@ class Tokenizer:
         write_json(target.with_name("tokenizer_config.json"), {**settings, "model_input_names": names})
         return target
 
+    def fix_special_tokens(self) -> None:
+        """State that texts for a model get no special tokens, if the tokenizer does not say which they get.
+
+        Tokens of the tasks of polyformer are otherwise added for a model that was trained here.
+        """
+        from tokenizers import processors
+
+        if self.backend.post_processor is None:
+            self.backend.post_processor = processors.TemplateProcessing(
+                single="$A", pair="$A $B:1", special_tokens=[]
+            )
+
     def export(self, directory: str | Path) -> list[Path]:
         """Write the algorithm's own files: `vocab.txt` (WordPiece) or `vocab.json`, `merges.txt` (BPE)."""
         from tokenizers import models
