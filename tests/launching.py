@@ -54,7 +54,8 @@ def run_checks(checks: Checks) -> None:
 def launch(file: str) -> None:
     """Runs a test file as a script that calls `run_checks`."""
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    ended = run_python(file, env={"PYTHONPATH": path})
+    # On two busy cores the longest file needs three minutes; a process that hangs ends after one (`_work`).
+    ended = run_python(file, env={"PYTHONPATH": path}, timeout=420)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
 
 

@@ -33,6 +33,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "gemma3_text": {"sliding_window": 40},
     "gpt_neo": {"window_size": 40},
+    "led": {"attention_window": [40, 40]},
     "longformer": {"attention_window": [40, 40]},
     "mistral": {"sliding_window": 40},
     "modernbert": {"local_attention": 80},
