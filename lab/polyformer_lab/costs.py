@@ -20,13 +20,13 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory
-from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
+from polyformer.core.ops.product_kernels import counted_flops
 from polyformer.models.plugins import IMPORTED_NAMES, import_all
 from polyformer.training.machine import choose_device
 from polyformer.training.recipes import Recipe, Run, fit
@@ -75,9 +75,7 @@ def training_flops(fitted: Fitted) -> float:
     module = task.training_module(fitted.model, fitted.run.folder)
     data = TaskWithData(task, fitted.splits, recipe.seed)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    counter = FlopCounterMode(display=False, custom_mapping=FUSED_ON_CPU)
-    # The counter knows torch's products, and not oneDNN's, which are faster on some processors.
-    with torch.random.fork_rng(), PRODUCTS.using(ProductKernels()), counter:
+    with torch.random.fork_rng(), counted_flops(FUSED_ON_CPU) as counter:
         passes = _backward_passes(module.train(), data)
     module.zero_grad(set_to_none=True)
     for name, buffer in module.named_buffers():  # running means change with each pass

@@ -189,15 +189,15 @@ def plain_kernel(call: Call) -> sdpa.Plan | None:
     kind = type(None if pattern is None else as_pattern(pattern))
     (batch, heads, queries, width), keys = q.shape, k.shape[2]
     scores = batch * heads * queries * keys
-    if kind not in (type(None), Full, Causal) or not 0 < scores <= PLAIN or (dropout and scores > SMALL):
+    limit = sdpa.DROPOUT_LIMIT if dropout else sdpa.DENSE_LIMIT  # a larger call may need another backend
+    if kind not in (type(None), Full, Causal) or not 0 < scores <= limit:
         return None
-    causal = kind is Causal or (context is not None and context.causal)
-    first = keys - queries if context is None else context.offset
-    if causal and queries == 1 and first >= keys - 1:
-        causal = False  # the last query sees all keys
-    if causal and (first or queries != keys):
+    how: str | None = "full"
+    if kind is Causal or (context is not None and context.causal):
+        how = sdpa.causal_kernel(queries, keys, keys - queries if context is None else context.offset)
+    if how is None:
         return None
-    grouped = heads != k.shape[1]
+    causal, grouped = how == "causal", heads != k.shape[1]
     return sdpa.Plan(None, None, causal, score_scale(scale, width), grouped, hides=causal)
 
 
@@ -256,9 +256,6 @@ _lock = threading.Lock()
 
 STORED, SMALL = 64, 1 << 20
 """The most plans in `_plans`, and the most scores of such a call: masks stay in memory."""
-
-PLAIN = sdpa.DENSE_LIMIT
-"""The most scores of a call without a mask that is not planned: a larger call may need another backend."""
 
 
 def plan_key(call: Call) -> Hashable | None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from polyformer.core.ops.product_kernels import PRODUCTS, ProductKernels
+from polyformer.core.ops.product_kernels import counted_flops
 from polyformer.core.ops.quantized import QuantizedWeight
 from polyformer.models.architectures import Transformer, VisionTransformer
 
@@ -53,9 +52,7 @@ def image_cost(model: VisionTransformer) -> Cost:
 
 
 def _cost(model: Any, inputs: dict[str, Any], length: int, cache: int | None) -> Cost:
-    counter = FlopCounterMode(display=False)
-    # The counter knows torch's products; in a real pass oneDNN's would count for nothing.
-    with torch.no_grad(), PRODUCTS.using(ProductKernels()), counter:
+    with torch.no_grad(), counted_flops() as counter:
         # Not model(...): the counter's hooks would unpack the output, and compute the logits twice.
         _ = model.eval().forward(**inputs).logits
     return Cost(length, counter.get_total_flops(), _kept(model, inputs, length), cache)

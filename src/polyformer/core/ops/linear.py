@@ -3,7 +3,7 @@
 import contextvars
 import copy
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,20 +31,26 @@ microseconds.
 """
 
 
-class LinearBackend(Protocol):
-    """An object that computes products outside autograd while set (`models.generation.packed_weights`)."""
+class LinearBackend:
+    """Products outside autograd in a `with`: `JointProducts`, `models.generation.packed_weights`."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
-        ...
+        raise NotImplementedError
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Compute the same as the function `linears`."""
-        ...
+        raise NotImplementedError
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`."""
-        ...
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self.token = active_backend.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        active_backend.reset(self.token)
 
 
 active_backend: contextvars.ContextVar[LinearBackend | None] = contextvars.ContextVar("reader", default=None)
@@ -191,7 +197,11 @@ JOINED = 1 << 16
 """The largest weight in a joint product: a larger one is read from memory, which takes longer than a call."""
 
 
-class JointProducts:
+Joint = tuple[Tensor, Tensor | None, list[int]]
+"""The weight and the bias of several layers, and their numbers of outputs."""
+
+
+class JointProducts(LinearBackend):
     """A loop of small products whose weights do not change, such as decoding: use it as a context.
 
     Small layers that read the same input (`linears`) are one product inside, of a copy of their weights that
@@ -199,9 +209,7 @@ class JointProducts:
     """
 
     def __init__(self) -> None:
-        self.joints: dict[
-            int, tuple[Tensor, Tensor | None, list[int]] | None
-        ] = {}  # by id of the first layer
+        self.joints: dict[int, Joint | None] = {}  # by id of the first layer
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
@@ -222,15 +230,9 @@ class JointProducts:
         """Compute the same as the function `activated`."""
         return ACTIVATIONS[activation](layer(x))
 
-    def __enter__(self) -> None:
-        self.token = active_backend.set(self)
 
-    def __exit__(self, *error: object) -> None:
-        active_backend.reset(self.token)
-
-
-def _joint(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None, list[int]] | None:
-    """Return a weight, a bias and the numbers of outputs of small plain layers; None for other layers."""
+def _joint(layers: Sequence[nn.Module]) -> Joint | None:
+    """Return the joint weight of small plain layers; None for other layers."""
     plain = [layer for layer in layers if is_plain(layer) and layer.weight.numel() <= JOINED]
     if len(plain) < len(layers) or len({layer.weight.dtype for layer in plain}) > 1:
         return None

@@ -6,14 +6,15 @@ matrices, as in gradients. This cannot be predicted, so every product of a linea
 kernel, and batches of products, as of attention, with BLAS's batched product and with oneDNN for each.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import time
 import typing
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -214,6 +215,20 @@ def _fastest(compute: Callable[[Kernel], Tensor], kernels: tuple[Kernel, ...]) -
 
 
 PRODUCTS = Section("products", ProductKernels(), measure)
+
+
+@contextlib.contextmanager
+def counted_flops(formulas: Mapping[Any, Any] | None = None) -> Iterator[Any]:
+    """Count the FLOPs of all operations inside, with torch's counter: `get_total_flops()`.
+
+    formulas: of further operations, as `custom_mapping` of `FlopCounterMode`. Products are torch's meanwhile:
+    the counter does not know oneDNN's, which are the faster ones on some processors.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False, custom_mapping=dict(formulas or {}))
+    with PRODUCTS.using(ProductKernels()), counter:
+        yield counter
 
 
 NEVER = 1 << 62

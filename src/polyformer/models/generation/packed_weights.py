@@ -27,7 +27,7 @@ from polyformer.core.ops.compiled_code import row_product
 from polyformer.core.ops.cpu import use_huge_pages
 from polyformer.core.ops.layers import ACTIVATIONS
 from polyformer.core.ops.linear import (
-    active_backend,
+    LinearBackend,
     by_onednn,
     is_plain,
     onednn_linear,
@@ -307,7 +307,7 @@ Choice = tuple[bool, PackedWeight | None]
 """How to compute with a weight: by its copy, or without one, by oneDNN or not."""
 
 
-class PackedWeights:
+class PackedWeights(LinearBackend):
     """A loop of small products of one dtype on one device, such as decoding; its weights must not change.
 
     Inside `with packed:` every product outside autograd uses the library chosen for the first product of its
@@ -381,12 +381,6 @@ class PackedWeights:
         if self.copies is None or not large or not onednn_takes(_row(x), weights[0], dtype):
             return None
         return self.copies.of(self.rows, weights, biases)
-
-    def __enter__(self) -> None:
-        self.token = active_backend.set(self)
-
-    def __exit__(self, *error: object) -> None:
-        active_backend.reset(self.token)
 
 
 @functools.cache

@@ -281,17 +281,21 @@ def sees_all(request: Request) -> bool:
 
 
 def _plain(request: Request) -> str | None:
-    """Return "full" or "causal" if no mask is needed, else None.
-
-    SDPA aligns `is_causal` at the top left, this library at the bottom right: both agree if no keys come
-    before the first query. A single query at the slot of the last key sees all keys.
-    """
+    """Return "full" or "causal" if no mask is needed, else None."""
     context, pattern = request.context, request.pattern
     if pattern is None or isinstance(pattern, Full):
         return "full"
     if isinstance(pattern, Causal) and isinstance(context.offset, int):  # a graph may not know the offset
-        if context.q_len == 1 and context.offset >= context.kv_len - 1:
-            return "full"
-        if context.offset == 0 and context.q_len == context.kv_len:
-            return "causal"
+        return causal_kernel(context.q_len, context.kv_len, context.offset)
     return None
+
+
+def causal_kernel(queries: int, keys: int, first: int) -> str | None:
+    """Return "full" or "causal" if causality needs no mask, else None. first: the slot of the first query.
+
+    SDPA aligns `is_causal` at the top left, this library at the bottom right: both agree if no keys come
+    before the first query. A single query at the slot of the last key sees all keys.
+    """
+    if queries == 1 and first >= keys - 1:
+        return "full"
+    return "causal" if first == 0 and queries == keys else None
