@@ -19,6 +19,7 @@ Michel et al. 2019 (Are Sixteen Heads Really Better than One?), section 2.2, wit
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -247,6 +248,7 @@ def ablate(
     check_decoder(model)
     if not len(rows):
         raise InputError("rows: expected token ids of at least one text, got none")
+    model = _with_modules_of_its_own(model)
     training = model.training
     model.eval()
     try:
@@ -284,6 +286,7 @@ def replacements(model: nn.Module, rows: Sequence[Tensor], by: Replacement = "me
 @torch.no_grad()
 def token_effects(model: nn.Module, ids: Tensor, means: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the losses [B, T-1] of ids [B, T], and their rises without each head, [layers, H, B, T-1]."""
+    model = _with_modules_of_its_own(model)
     stack, effects = _resumable(model), []
     with trace(model) as calls:
         streams = [layer.residual.keep() for layer in calls.layers if stack is not None]
@@ -327,6 +330,16 @@ def check_decoder(model: Any) -> None:
         )
     if not causal:
         raise InputError(f"model: expected a causal language model, got {quote(type(model).__name__)}")
+
+
+def _with_modules_of_its_own(model: nn.Module) -> nn.Module:
+    """Return a copy of a model of polyformer that shares its parameters and buffers.
+
+    Its mode and its range of layers can be changed while other threads call the model.
+    """
+    if not isinstance(model, Transformer):
+        return model
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def _resumable(model: nn.Module) -> Stack | None:

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,29 @@ def test_effects_on_each_token_do_not_reach_earlier_tokens(trained: Any):
     shorter = token_effects(trained, ids[:, :6], means)
     torch.testing.assert_close((losses[:, :5], effects[..., :5]), shorter)
     assert effects.shape == (3, 4, 1, 8)
+
+
+def test_calls_of_other_threads_are_not_changed(trained: Any):
+    """Each call gets what it would get without the ablation, in the mode that its model has."""
+    dropping = copy.deepcopy(trained).train()
+    plain, stop = trained(ROWS[1]).logits.detach(), threading.Event()
+
+    def call() -> list[bool]:
+        same = []
+        with torch.no_grad():
+            while not stop.is_set():
+                logits = dropping(ROWS[1]).logits
+                same.append(dropping.training and torch.allclose(logits, plain, rtol=1e-10, atol=1e-10))
+        return same
+
+    with ThreadPoolExecutor(2) as threads:
+        plain_calls = [threads.submit(call) for _ in range(2)]
+        try:
+            during = ablate(dropping, ROWS).effects
+        finally:
+            stop.set()
+    assert all(calls.result() and all(calls.result()) for calls in plain_calls)
+    torch.testing.assert_close(during, ablate(trained, ROWS).effects)
 
 
 def test_the_command_prints_and_writes_the_effects(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
