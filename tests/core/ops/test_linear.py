@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import parametrizations, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
 from polyformer.core.ops.layers import ACTIVATIONS
-from polyformer.core.ops.linear import Linear, activated, linear, linears, onednn_takes
+from polyformer.core.ops.linear import COPIED, Linear, activated, joint_linear, linear, linears, onednn_takes
 from polyformer.core.ops.product_kernels import ROW_STEP
 from polyformer.models.generation.packed_weights import (
     LAYOUTS,
@@ -340,3 +341,45 @@ def test_a_layer_that_is_watched_or_no_linear_layer_runs_by_itself():
         with packed:
             linears(x, [Linear(300, 400), Linear(300, 400)])
         assert list(packed.joints.values()) == [None], "no room, or no copies wanted"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_layers_of_one_input_are_one_product_with_the_same_gradients(bias):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 5, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    layers = [Linear(7, width, bias=bias).double() for width in (3, 1, 9)]
+    joint = joint_linear(x, layers)
+    assert joint is not None
+    apart = torch.cat([layer(x) for layer in layers], -1)
+    torch.testing.assert_close(joint, apart, rtol=1e-12, atol=1e-12)
+    sources = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    for got, wanted in zip(
+        torch.autograd.grad(joint.sin().sum(), sources), torch.autograd.grad(apart.sin().sum(), sources)
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():  # a change without a trace is seen
+        layers[1].weight.data.mul_(2)
+        torch.testing.assert_close(joint_linear(x, layers), torch.cat([layer(x) for layer in layers], -1))
+
+
+CHANGES = {
+    "a forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
+    "a backward hook": lambda layer: layer.register_full_backward_hook(lambda *_: None),
+    "pruning": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+    "a parametrization": lambda layer: parametrizations.weight_norm(layer),
+    "a missing bias": lambda layer: layer.register_parameter("bias", None),
+    "another class": lambda layer: setattr(layer, "__class__", torch.nn.Linear),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_layer_that_is_not_plain_is_in_no_joint_product(change):
+    x, layers = torch.randn(4, 6), [Linear(6, 6), Linear(6, 6)]
+    change(layers[1])
+    assert joint_linear(x, layers) is None
+    assert torch.equal(linears(x, layers)[1], layers[1](x))
+
+
+def test_large_layers_are_not_copied_at_every_call():
+    assert joint_linear(torch.randn(2, COPIED), [Linear(COPIED, 1), Linear(COPIED, 1)]) is not None
+    assert joint_linear(torch.randn(2, COPIED), [Linear(COPIED, 1), Linear(COPIED, 2)]) is None

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from polyformer.core.errors import caution
 from polyformer.core.ops import product_kernels
@@ -42,6 +43,9 @@ class LinearBackend:
         """Compute the same as the function `linears`."""
         raise NotImplementedError
 
+    def joint_linear(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
+        """Compute the same as the function `joint_linear`; None where `linears` does it better."""
+
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`."""
         raise NotImplementedError
@@ -63,6 +67,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     other = active_backend.get()
     if other is not None and not torch.is_grad_enabled():
         return other.linear(x, weight, bias)
+    if x.numel() * weight.shape[0] <= SMALL:
+        return F.linear(x, weight, bias)
     return chosen_linear(x, weight, bias)
 
 
@@ -89,6 +95,43 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     if other is None or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
     return other.linears(x, layers)
+
+
+def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
+    """Return the outputs of several small layers for one x side by side, [..., O_1 + O_2 + ...].
+
+    They are a single product of a copy of the weights, which takes less time than further calls do. Returns
+    None for layers that are large, or not plain, or compiled.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    other = active_backend.get()
+    if other is not None and not torch.is_grad_enabled():
+        return other.joint_linear(x, layers)
+    weights, biases = [], []
+    for layer in layers:
+        if type(layer) is not Linear or has_hooks(layer):
+            return None
+        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+        if type(weight) is not nn.Parameter or weight.numel() > COPIED:  # pruned, parametrized, spread
+            return None
+        weights.append(weight)
+        if bias is not None:
+            biases.append(bias)
+    if biases and len(biases) < len(weights):
+        return None
+    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def has_hooks(layer: nn.Module) -> Any:
+    """Return whether a call of the module runs more than its `forward`."""
+    return (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or _has_any_global_hook()
+    )
 
 
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
@@ -177,7 +220,11 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
-        return linear(input, self.weight, self.bias)
+        own = self._parameters
+        try:
+            return linear(input, own["weight"], own["bias"])
+        except KeyError:  # pruned or parametrized
+            return linear(input, self.weight, self.bias)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
@@ -193,12 +240,15 @@ def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
     return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
+COPIED = 1 << 13
+"""The largest weight that is copied into a joint product at every call."""
+
 JOINED = 1 << 16
 """The largest weight in a joint product: a larger one is read from memory, which takes longer than a call."""
 
 
-Joint = tuple[Tensor, Tensor | None, list[int]]
-"""The weight and the bias of several layers, and their numbers of outputs."""
+Joint = tuple[Tensor, Tensor | None]
+"""The weight and the bias of several layers."""
 
 
 class JointProducts(LinearBackend):
@@ -217,14 +267,18 @@ class JointProducts(LinearBackend):
 
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Compute the same as the function `linears`, by one product if the layers are small and plain."""
+        joint = self.joint_linear(x, layers)
+        if joint is None:
+            return [layer(x) for layer in layers]
+        return joint.split_with_sizes([layer.out_features for layer in layers if is_plain(layer)], -1)
+
+    def joint_linear(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
+        """Compute the same as the function `joint_linear`, of a copy that is made once."""
         key = id(layers[0])
         if key not in self.joints:
             self.joints[key] = _joint(layers)
         joint = self.joints[key]
-        if joint is None:
-            return [layer(x) for layer in layers]
-        weight, bias, sizes = joint
-        return chosen_linear(x, weight, bias).split_with_sizes(sizes, -1)
+        return None if joint is None else chosen_linear(x, *joint)
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`."""
@@ -238,7 +292,7 @@ def _joint(layers: Sequence[nn.Module]) -> Joint | None:
         return None
     sizes = [layer.out_features for layer in plain]
     weight = torch.cat([layer.weight.detach() for layer in plain])
-    return weight, stacked_bias([layer.bias for layer in plain], sizes), sizes
+    return weight, stacked_bias([layer.bias for layer in plain], sizes)
 
 
 class WideLinear(Linear):

@@ -126,6 +126,19 @@ class Context:
             if (getattr(self, name) is None) != (getattr(self, other) is None):
                 raise InputError(f"{name} and {other}: expected both or neither")
 
+    @staticmethod
+    def of_lengths(q_len: int, kv_len: int, causal: bool) -> "Context":
+        """Return a context without tables, as most calls have.
+
+        Every pass makes one, so only what differs from the defaults is set, and nothing is checked.
+        """
+        context = object.__new__(Context)
+        numbers = (q_len, kv_len, None, 0, 0), (causal, None, None, None)
+        context.__dict__.update(
+            q_len=q_len, kv_len=kv_len, causal=causal, memo={}, versions=[], numbers=numbers
+        )
+        return context
+
     @property
     def offset(self) -> int:
         """The slot of the first query."""

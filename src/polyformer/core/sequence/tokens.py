@@ -266,7 +266,7 @@ class Tokens(State):
     def context(self, new: int, causal: bool, device: torch.device | None = None) -> Context:
         """Return the context of the last `new` tokens attending to all of these tokens."""
         if not self.dropped and not self.has_tables:
-            return Context(new, self.length, causal)
+            return Context.of_lengths(new, self.length, causal)
         pos, doc, segment, marked = self.pos, self.doc, self.segment, self.marked
         if pos is None and self.dropped:  # slots are counted from the first token that is stored
             pos = torch.arange(self.dropped, self.seen, device=device)

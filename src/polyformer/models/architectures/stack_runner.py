@@ -46,7 +46,7 @@ DENSE = None, Full(), Causal()
 """The patterns without a limit besides causality."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class StackOutput:
     """The output of an encoder or a decoder."""
 
@@ -101,7 +101,7 @@ class StackOutput:
         return None if self.shard is None else self.shard.slots(self.hidden.device)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class StackRunner:
     """References to the modules of an encoder or a decoder, and the code that runs them.
 

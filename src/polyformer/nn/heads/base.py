@@ -76,7 +76,7 @@ HeadOutput = tuple[Tensor | None, Callable[[], Tensor | tuple[Tensor, Tensor]]]
 and texts."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class HeadInput:
     """The inputs of a head.
 

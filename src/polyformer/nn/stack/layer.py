@@ -53,7 +53,7 @@ class Source:
     context: Context
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class LayerCall:
     """The arguments of a call of a layer, besides its input; only `state` differs between layers.
 

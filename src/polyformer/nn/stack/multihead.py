@@ -21,7 +21,7 @@ from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig, SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.errors import InputError
-from polyformer.core.ops.linear import Linear, linears
+from polyformer.core.ops.linear import Linear, joint_linear, linears
 from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Reach
@@ -57,6 +57,13 @@ def split_heads(x: Tensor, head_size: int) -> Tensor:
     # The last axis is H D with the head first, so a view splits it.
     rows, length, width = x.shape
     return x.view(rows, length, width // head_size, head_size).transpose(1, 2)
+
+
+def split_projections(joint: Tensor, head_size: int) -> tuple[Tensor, ...]:
+    """Return queries, keys and values [B, T, 3 H D], side by side, as heads [B, H, T, D] each."""
+    rows, length, width = joint.shape
+    heads = joint.view(rows, length, 3, width // (3 * head_size), head_size)
+    return heads.permute(2, 0, 3, 1, 4).unbind()
 
 
 def site_of(layer: int, query: nn.Module, key: nn.Module, head_size: int, heads: int) -> Site:
@@ -112,6 +119,12 @@ class MultiHeadAttention(nn.Module):
         widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
         norm = None if heads.own else config.qk_norm
         self.query_norm, self.key_norm = (norm and norm.build(width) for width in widths)
+        sizes = {
+            (heads.queries, heads.key_size),
+            (heads.keys, heads.key_size),
+            (heads.values, heads.value_size),
+        }
+        self.has_equal_heads = norm is None and len(sizes) == 1
 
     def _mechanism_config(self, hidden_size: int) -> MechanismConfig:
         """Return the configuration of the layer's mechanism."""
@@ -182,12 +195,16 @@ class MultiHeadAttention(nn.Module):
         """Return which earlier keys of its cache a query may read; None for all."""
         return self.mechanism.reach()
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values of x, before positions."""
         key = self.key
         assert key is not None
+        layers = self.query, key, self.value
+        joint = joint_linear(x, layers) if self.has_equal_heads else None
+        if joint is not None:
+            return split_projections(joint, self.head_size)
         # With packed or int8 weights, `linears` computes the three projections as a single product.
-        q, k, v = linears(x, (self.query, key, self.value))
+        q, k, v = linears(x, layers)
         if self.query_norm is not None:
             return (
                 self._heads(q, self.query_norm),
