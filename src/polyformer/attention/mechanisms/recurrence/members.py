@@ -240,15 +240,15 @@ class DeltaConfig(RecurrenceConfig):
 
 
 class Delta(Recurrence):
-    """The scan of b v for unit keys, with the gate b."""
+    """The scan of unit keys, with the gate b."""
 
     config: DeltaConfig
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
-        """Return unit queries and keys and b v."""
+        """Return unit queries and keys, and b."""
         erase = self.per_head(gates["erase"]).sigmoid() * (2 if self.config.reflect else 1)
         q, k = (unit(x) for x in (q, k))
-        return ScanInputs(q * self.key_size**-0.5, k, v * erase, erase=erase)
+        return ScanInputs(q * self.key_size**-0.5, k, v, erase=erase)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,7 +273,7 @@ class GatedDeltaConfig(RecurrenceConfig):
 
 
 class GatedDelta(Recurrence):
-    """The scan of b v for unit keys, with the gate b and the decay log a."""
+    """The scan of unit keys, with the gate b and the decay log a."""
 
     config: GatedDeltaConfig
 
@@ -283,9 +283,9 @@ class GatedDelta(Recurrence):
         self.bias = nn.Parameter(inverse_softplus(torch.empty(self.num_heads).uniform_(-6.9, -2.3).exp()))
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
-        """Return unit queries and keys, b v, and both gates."""
+        """Return unit queries and keys, and both gates."""
         erase = self.per_head(gates["erase"]).sigmoid()
         rate, bias = (x.to(q.dtype).view(-1, 1, 1) for x in (self.log_rate, self.bias))
         decay = -rate.exp() * F.softplus(self.per_head(gates["decay"]) + bias)
         q, k = (unit(x) for x in (q, k))
-        return ScanInputs(q * self.key_size**-0.5, k, v * erase, decay, erase)
+        return ScanInputs(q * self.key_size**-0.5, k, v, decay, erase)

@@ -1,15 +1,16 @@
 """Recurrences over a matrix-valued state, token by token and in chunks.
 
-    S_t = exp(g_t) S_(t-1) - b_t k_t (k_t^T exp(g_t) S_(t-1)) + k_t v_t^T        y_t = S_t^T q_t
+    S_t = exp(g_t) S_(t-1) + k_t v_t^T                                           y_t = S_t^T q_t
+    S_t = exp(g_t) S_(t-1) + b_t k_t (v_t - exp(g_t) S_(t-1)^T k_t)^T            with the delta rule
 
-S [D, Dv] maps keys to values. exp(g_t) scales it by a number, or every row by its own; b_t erases the value
-that is stored at key k_t (the delta rule). A token that starts a document reads and keeps nothing of earlier
+S [D, Dv] maps keys to values. exp(g_t) scales it by a number, or every row by its own; the delta rule
+replaces the share b_t of the value that is stored at key k_t. A token that starts a document reads and keeps nothing of earlier
 ones.
 
 In a chunk after the state S, with F_i the sum of g up to token i of the chunk, token i writes a value u_i:
 
     S_i = exp(F_i) S + sum_(j <= i) exp(F_i - F_j) k_j u_j^T
-    u_i + b_i sum_(j < i) (k_i . exp(F_i - F_j) k_j) u_j = v_i - b_i (exp(F_i) k_i)^T S
+    u_i + b_i sum_(j < i) (k_i . exp(F_i - F_j) k_j) u_j = b_i (v_i - S^T (exp(F_i) k_i))
 
 This is a triangular system (the WY form of products of Householder matrices); without b, u_i = v_i. Outputs
 and the next state follow from it by matrix products, so only the state passes from chunk to chunk. All
@@ -50,7 +51,7 @@ class ScanInputs:
         q, k: [B, G, T, D], each of the G groups for H / G heads.
         v: [B, H, T, Dv].
         decay: g, [B, H, T, 1] for a number per head or [B, H, T, D]; None for no decay.
-        erase: b, [B, H, T, 1]; None if nothing is erased.
+        erase: b, [B, H, T, 1]; None without the delta rule.
         starts: [B, T], whether a token starts a document; None for a single document.
     """
 
@@ -110,7 +111,7 @@ def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         k = tokens.k[:, :, t].unsqueeze(-1)
         value = tokens.v[:, :, t].unsqueeze(-2)
         if tokens.erase is not None:
-            value = value - tokens.erase[:, :, t].unsqueeze(-1) * (k.mT @ state)
+            value = tokens.erase[:, :, t].unsqueeze(-1) * (value - k.mT @ state)
         state = state + k * value
         outputs.append(tokens.q[:, :, t].unsqueeze(-2) @ state)
     return torch.cat(outputs, 2), state
@@ -137,7 +138,7 @@ def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> 
 def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the outputs and the next state of T tokens, T a multiple of `size`, for decays per head.
 
-    u = (1 + A)^-1 (v - b exp(F) k S)        A_ij = b_i (k_i . k_j) exp(F_i - F_j) for j < i
+    u = (1 + A)^-1 b (v - exp(F) k S)        A_ij = b_i (k_i . k_j) exp(F_i - F_j) for j < i
     y = exp(F) q S + P u                     P_ij = (q_i . k_j) exp(F_i - F_j) for j <= i
     S' = exp(F_C) S + k^T (exp(F_C - F) u)
     """
@@ -160,7 +161,7 @@ def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tenso
     readers, inverse, rates = q, None, None
     if erase is not None:
         inverse = _unit_inverse(erase * weights * (k @ k.mT).unsqueeze(2))
-        readers, rates = torch.cat([q, k], 3), _product(erase, read)
+        readers, rates, v = torch.cat([q, k], 3), _product(erase, read), erase * v
     pairs = weights * (q @ k.mT).unsqueeze(2)
     tables = readers, k, pairs, inverse, v, rates, read, write, kept
     chunks = [[None] * v.shape[3] if x is None else x.unbind(-3) for x in tables]
@@ -251,10 +252,10 @@ class Chunks:
         pairs = products_by_halves(q, k, sums).masked_fill(~allowed, 0)
         erased = None
         if tokens.erase is not None:
-            # u + A u = v - b before S
+            # u + A u = b (v - before S)
             erase = tokens.erase.unflatten(2, (-1, size))
             inverse = _unit_inverse(erase * products_by_halves(k, k, sums).masked_fill(~allowed, 0))
-            v, erased = inverse @ v, inverse @ (erase * before)
+            v, erased = inverse @ (erase * v), inverse @ (erase * before)
         return Chunks(query, pairs, key, v, erased, kept)
 
     def each(self) -> "Iterator[Chunks]":
