@@ -123,5 +123,7 @@ clean:
 
 .venv/developed: .venv/installed
 	$(INSTALL) --editable '.[dev]' --editable lab
+	# Kernels for GPUs run in Triton's interpreter, from a folder that torch does not see.
+	[ "$$(uname)" != Linux ] || $(INSTALL) --no-deps --upgrade --target .venv/share/interpreter fla-core triton
 	$(BIN)/python tests/browsers.py # the explorer's page is tested in a real browser
 	touch $@

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
+from polyformer.attention.mechanisms.base import Mechanism
+from polyformer.attention.mechanisms.pair_weights import CachedAttention
+from polyformer.attention.mechanisms.recurrence.base import Recurrence
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.argument_types import names_wrong_types
@@ -21,6 +24,7 @@ from polyformer.core.state import State
 from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
 from polyformer.models.attached.attention_layers import Layer, attention_layers
 from polyformer.models.attached.layer import NAME, attached, remove_attached
+from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelState
 from polyformer.nn.cache import CachePolicy, CompressedCache
 from polyformer.nn.memory import MemoryConfig
@@ -164,14 +168,17 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
     state, the keys that each layer's cache keeps.
 
     Args:
-        q: [B, H, Tq, D], with the other arguments of `attend`; or only a model of transformers; or only the
-            state of a decoder after some tokens.
+        q: [B, H, Tq, D], with the other arguments of `attend`; or only a model; or only the state of a
+            decoder after some tokens.
     """
     if isinstance(q, ModelState):
         caches = {f"layer {i + 1}": layer.self_attention for i, layer in enumerate(q.layers)}
         return Explanation(None, {name: _kept(cache) for name, cache in caches.items()})
     if not isinstance(q, nn.Module):
         return calls.explain(q, *inputs, **options)
+    if isinstance(getattr(q, "config", None), ModelConfig):
+        parts = {name: part for name, part in q.named_modules() if isinstance(part, Mechanism)}
+        return Explanation(None, {name: _mechanism_line(part) for name, part in parts.items()})
     layers = attention_layers(q)
     if not layers:
         raise InputError(
@@ -179,6 +186,16 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
         )
     implementation = str(getattr(getattr(q, "config", None), "_attn_implementation", None))
     return Explanation(implementation, {layer.name: _line(layer, implementation) for layer in layers})
+
+
+def _mechanism_line(mechanism: Mechanism) -> str:
+    """Return a line with what computes a mechanism of this library."""
+    kind = getattr(mechanism, "config").kind  # noqa: B009 - every mechanism of a model has a configuration
+    if isinstance(mechanism, Recurrence):
+        return f"{kind}, by {mechanism.explained()}"
+    if isinstance(mechanism, CachedAttention):
+        return f"{kind}, planned for each call (explain(q, k, v, ...))"
+    return f"{kind}, by its own code"
 
 
 def _kept(cache: State | None) -> str:

@@ -16,7 +16,7 @@ stack do not change them.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,13 @@ from polyformer.attention.functional.isolation import for_heads, guarded
 from polyformer.attention.functional.plan import refuse_recording
 from polyformer.attention.mechanisms.base import (
     Mechanism,
-    MechanismBackend,
     MechanismConfig,
     PositionTerms,
     ProjectedHeads,
     check_head_size,
 )
-from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs, chunked_scan, recurrence
+from polyformer.attention.mechanisms.recurrence.fused_scan import chosen_scan, explained
+from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ops.autograd import at_least_float32, without_autocast
@@ -42,6 +42,9 @@ from polyformer.core.ops.softmax import record, recording
 from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+
+RecurrenceBackend = Literal["auto", "chunks", "definition"]
+"""Values of `backend`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,8 @@ class RecurrenceConfig(MechanismConfig):
 
     `short_convolution`: tokens that the short convolutions of q, k and v read; null for none.
     `convolution_bias`: whether they add a bias. `heads`: the layer's own heads; null for the stack's.
+    `backend`: "auto", "chunks" for chunks in torch also where `fused_scan` has kernels, or "definition" for
+    one token after another.
 
     Class attributes: `gates`, the names of gates with a number per head; `output_gate`, whether z exists;
     `output_norm`, whether heads are normed.
@@ -83,7 +88,7 @@ class RecurrenceConfig(MechanismConfig):
     convolution_bias: bool = False
     heads: RecurrentHeadsConfig | None = None
     norm_eps: PositiveFloat = 1e-5  # of the norm of the outputs
-    backend: MechanismBackend = "auto"  # "definition": token by token
+    backend: RecurrenceBackend = "auto"
 
     supports_score_bias: ClassVar[bool] = False
     reasons: ClassVar[Mapping[str, str]] = {
@@ -194,7 +199,8 @@ class Recurrence(Mechanism):
             outputs = []
             for span, part in _segments(k, context):
                 gate = {name: x[:, span] for name, x in table.items()}
-                y, past = self._run(q[:, :, span], k[:, :, span], v[:, :, span], gate, part, past)
+                tokens = q[:, :, span], k[:, :, span], v[:, :, span]
+                y, past = self._run(tokens, gate, part, past, dtype)
                 outputs.append(y.transpose(1, 2))
             # Joined in the layout that the projection of the output reads.
             y = torch.cat(outputs, 1).transpose(1, 2)[:, :, -queries:].to(dtype)
@@ -204,19 +210,21 @@ class Recurrence(Mechanism):
 
     def _run(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        heads: tuple[Tensor, Tensor, Tensor],
         table: dict[str, Tensor],
         context: Context,
         past: RecurrentState,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, RecurrentState]:
-        """Return the outputs of successive tokens, and the state after them."""
-        q, k, v, tokens, docs = self._convolved(q, k, v, context, past)
+        """Return the outputs of the queries, keys and values of successive tokens, and the state after them.
+
+        dtype: of the model, in which a GPU's kernels read them.
+        """
+        q, k, v, tokens, docs = self._convolved(*heads, context, past)
         scan = self._masked(self.inputs(q, k, v, table), context, past)
         if recording():
             self._record(scan, context, past, context.q_len)
-        y, matrix = self._scan(scan, context, past.matrix)
+        y, matrix = self._scan(scan, context, past.matrix, dtype)
         return self.output(y, v, table), RecurrentState(matrix, tokens, docs)
 
     def per_head(self, gate: Tensor) -> Tensor:
@@ -227,9 +235,8 @@ class Recurrence(Mechanism):
         """Return the weight of every token's value in every output of the scan, [B, H, T, T]."""
         # Outputs are linear in the values: those of unit vectors are the weights.
         units = torch.eye(scan.v.shape[2], dtype=scan.v.dtype, device=scan.v.device)
-        return self._scan(
-            dataclasses.replace(scan, v=units.expand(*scan.v.shape[:2], -1, -1)), context, None
-        )[0]
+        scan = dataclasses.replace(scan, v=units.expand(*scan.v.shape[:2], -1, -1))
+        return self._scan(scan, context, None, scan.q.dtype)[0]
 
     def _record(self, scan: ScanInputs, context: Context, past: RecurrentState, queries: int) -> None:
         """Record the weights of a call without a past."""
@@ -282,9 +289,20 @@ class Recurrence(Mechanism):
         starts = torch.cat([before, doc[:, -length:]], 1).diff(dim=1) != 0
         return dataclasses.replace(scan, starts=starts)
 
-    def _scan(self, scan: ScanInputs, context: Context, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
+    def explained(self) -> str:
+        """Return which function computes the scan on the device of the parameters, and the reason."""
+        like = next(self.parameters(), torch.empty(0))
+        q, k, v = (
+            like.new_zeros(1, self.num_heads, 2, width)
+            for width in (self.key_size, self.key_size, self.head_size)
+        )
+        return explained(self.config.backend, self.inputs(q, k, v, self._gates(k)))
+
+    def _scan(
+        self, scan: ScanInputs, context: Context, matrix: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, H, T, Dv] and the next matrix; in an encoder of both directions."""
-        run = recurrence if self.config.backend == "definition" else chunked_scan
+        run = chosen_scan(self.config.backend, scan, dtype)
         empty = scan.k.new_zeros(*scan.v.shape[:2], scan.k.shape[3], scan.v.shape[3])
         y, matrix = run(scan, empty if matrix is None else matrix)
         if not context.causal:

@@ -4,8 +4,8 @@
     S_t = exp(g_t) S_(t-1) + b_t k_t (v_t - exp(g_t) S_(t-1)^T k_t)^T            with the delta rule
 
 S [D, Dv] maps keys to values. exp(g_t) scales it by a number, or every row by its own; the delta rule
-replaces the share b_t of the value that is stored at key k_t. A token that starts a document reads and keeps nothing of earlier
-ones.
+replaces the share b_t of the value that is stored at key k_t. A token that starts a document reads and keeps
+nothing of earlier ones.
 
 In a chunk after the state S, with F_i the sum of g up to token i of the chunk, token i writes a value u_i:
 
