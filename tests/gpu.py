@@ -100,8 +100,16 @@ STEPS = {
         ),
         tiny="attention --members performer --against sdpa --lengths 64 --repeats 1",
     ),
+    "recurrences": Step(
+        180,
+        bench=(
+            *("attention", "--members", "linear", "retention", "gla", "ssd", "delta", "gated_delta"),
+            *("--against", "fla", "--causal", "--backward", "--lengths", "16384", "--repeats", "7"),
+        ),
+        tiny="attention --members gated_delta --against fla --lengths 64 --causal --backward",
+    ),
 }
-HALF = {"generation", "generation-t5", "window", "windows", "mechanisms"}
+HALF = {"generation", "generation-t5", "window", "windows", "mechanisms", "recurrences"}
 """Benchmarks in bfloat16; the others have weights in float32."""
 
 

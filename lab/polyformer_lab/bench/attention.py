@@ -104,6 +104,7 @@ PEERS: dict[str, Callable[[BenchmarkCase], Attention]] = {
     "reformer-pytorch": peers.reformer_pytorch,
     "routing-transformer": peers.routing_transformer,
     "flex": _flex,
+    "fla": peers.flash_linear_attention,
 }
 
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.attention.mechanisms import LinformerConfig, LSHConfig, PerformerConfig, RoutingConfig
+from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig
+from polyformer.attention.mechanisms.recurrence.fused_scan import fused_scan, missing_package
+from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.attention.patterns import (
     BlockWindow,
     Causal,
@@ -25,6 +28,7 @@ from polyformer.attention.patterns import (
 )
 from polyformer.attention.positions import AlibiConfig
 from polyformer_lab.bench.member import Attention, BenchmarkCase
+from polyformer_lab.bench.rows import AbsentError
 
 
 def parts(case: BenchmarkCase) -> list[Pattern]:
@@ -295,3 +299,29 @@ def routing_transformer(case: BenchmarkCase) -> Attention:
     # The first call initializes the centroids with ten rounds of k-means.
     attention(*torch.randn(3, case.batch, case.heads, case.length, case.width, **case.place))
     return lambda q, k, v: attention(q, k, v)[0]
+
+
+def flash_linear_attention(case: BenchmarkCase) -> Attention:
+    """Return the kernel of flash-linear-attention alone: gates are made before, and no norm follows."""
+    config = case.member.mechanism
+    if not isinstance(config, RecurrenceConfig) or not case.causal:
+        raise case.no_counterpart("it has recurrences in one direction")
+    if torch.device(case.device).type != "cuda" or missing_package() is not None:
+        raise AbsentError(missing_package() or "its kernels are for GPUs")
+    shape = case.batch, case.heads, case.length
+    place = {**case.place, "dtype": torch.float32}
+    gates = {
+        "linear": {},
+        "delta": {"erase": 1},
+        "gated_delta": {"decay": 1, "erase": 1},
+        "gla": {"decay": case.width},
+    }.get(config.kind, {"decay": 1})
+    tables = {name: torch.full((*shape, size), 0.5, **place) for name, size in gates.items()}
+    if "decay" in tables:
+        tables["decay"] = -tables["decay"]
+    state = torch.zeros(*shape[:2], case.width, case.width, **place)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fused_scan(ScanInputs(q, k, v, **tables), state, case.place["dtype"])[0].to(q.dtype)
+
+    return run
