@@ -97,7 +97,7 @@ def use_memory(part: MechanismConfig) -> None:
 
 REFUSALS = {
     **{
-        kind: {"supports_score_bias", "supports_recurrence", "supports_context_parallel"}
+        kind: {"supports_score_bias", "supports_recurrence"}
         for kind in ("delta", "gated_delta", "gla", "linear", "retention", "ssd")
     },
     "differential": {"supports_context_parallel"},

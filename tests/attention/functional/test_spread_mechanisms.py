@@ -8,6 +8,7 @@ from launching import launch, run_checks
 from polyformer.attention.functional.key_exchange import counted_transfers
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.mechanisms.length_projections import PROJECTIONS
+from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.context_parallel import shard_sequence
 from registered import registered
@@ -21,12 +22,14 @@ def all_mechanisms() -> None:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
     assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
+    assert {"linear", "retention", "gla", "ssd", "delta", "gated_delta"} <= kinds
 
 
 def few_tokens() -> None:
     """Processes without a token take part."""
     linformer = {"kind": "linformer", "max_length": 8, "k": 4}
     own = [{"kind": kind, "features": 4} for kind in ("performer", "rfa")]
+    own += [{"kind": kind} for kind in ("linear", "gla", "gated_delta")]
     projections = [{**linformer, "projection": name} for name in PROJECTIONS]
     for config in (*own, *projections):
         check_mechanism(MechanismConfig.from_dict(config), 3)
@@ -45,8 +48,9 @@ def check_mechanism(config: MechanismConfig, length: int) -> None:
         for mixed in (False, True):
             whole = whole_context(length, causal=causal, mixed=mixed)
             share = share_of("balanced" if causal == mixed else "contiguous", length, "auto")
-            # A convolution of values has those of a head; others any number.
-            width = 6 if getattr(config, "projection", None) == "convolution" else 5
+            # A convolution of values and a norm of outputs have the width of a head; others any number.
+            own = isinstance(config, RecurrenceConfig) or getattr(config, "projection", None) == "convolution"
+            width = 6 if own else 5
             inputs, parameters = random_inputs(length, width), list(mechanism.parameters())
             assert_spread_equals_whole(share, whole, inputs, parameters, run)
 

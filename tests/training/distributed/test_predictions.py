@@ -58,9 +58,10 @@ def test_a_layer_of_gpt2_by_hand(half: bool) -> None:
     config = config_of("decoder")
     e, f, h, tokens = 64, 192, 4, BATCH * LENGTH
     norms, dropout = 2 * (4 * e + 8), 2 * e
-    attention = 2 * 7 * e + 4 * h if half else 4 * (5 * e + h)
+    # Queries, keys and values are one product at this width: of one input, with a copy of the three weights.
+    attention = 2 * 5 * e + 4 * h if half else 4 * (5 * e + h)
     feedforward = 2 * (e + 2 * f) if half else 4 * (e + 2 * f)
-    copies = 2 * (4 * e * e + 2 * e * f) if half else 0
+    copies = 2 * (4 * e * e + 2 * e * f) if half else 4 * 3 * e * e
     expected = tokens * (norms + dropout + attention + feedforward) + copies
     assert trace_activations(config, BATCH, LENGTH, half).layers == [expected] * 4
 

@@ -197,10 +197,12 @@ class MechanismConfig(Config):
         # A member without the option has no other form than its equation.
         return dataclasses.replace(self, backend="definition") if hasattr(self, "backend") else self
 
-    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int | None:
+    def all_gathered_elements(
+        self, heads: int, kv_heads: int, width: int, length: int, causal: bool
+    ) -> int | None:
         """Return the number of elements per run of slots that processes of context parallelism all-gather.
 
-        These are sums of keys; None if the processes exchange keys instead.
+        These are sums of keys or states; None if the processes exchange keys instead.
         """
         return None
 

@@ -122,7 +122,7 @@ class LinformerConfig(MechanismConfig):
         """Return the module with separate projections; `share_parameters` shares them with another layer."""
         return Linformer(self, num_heads, head_size)
 
-    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int, causal: bool) -> int:
         """Return the number of elements in the projected keys and values, which processes exchange."""
         ranks = self.layers[0]
         repeated = self.sharing == "none" or len({*ranks}) > 1

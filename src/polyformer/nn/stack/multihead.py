@@ -59,10 +59,10 @@ def split_heads(x: Tensor, head_size: int) -> Tensor:
     return x.view(rows, length, width // head_size, head_size).transpose(1, 2)
 
 
-def split_projections(joint: Tensor, head_size: int) -> tuple[Tensor, ...]:
-    """Return queries, keys and values [B, T, 3 H D], side by side, as heads [B, H, T, D] each."""
+def split_projections(joint: Tensor, count: int, head_size: int) -> tuple[Tensor, ...]:
+    """Return `count` projections side by side, [B, T, count H D], as heads [B, H, T, D] each."""
     rows, length, width = joint.shape
-    heads = joint.view(rows, length, 3, width // (3 * head_size), head_size)
+    heads = joint.view(rows, length, count, width // (count * head_size), head_size)
     return heads.permute(2, 0, 3, 1, 4).unbind()
 
 
@@ -183,9 +183,12 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of x [B, T, E], before positions: [B, Hkv, T, D] each."""
-        return self._heads((self.key or self.query)(x), self.key_norm), split_heads(
-            self.value(x), self.value_size
-        )
+        key = self.key or self.query
+        joint = joint_linear(x, (key, self.value)) if self.has_equal_heads else None
+        if joint is not None:
+            k, v = split_projections(joint, 2, self.head_size)
+            return k, v
+        return self._heads(key(x), self.key_norm), split_heads(self.value(x), self.value_size)
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with a cache for `reserve` tokens, or None."""
@@ -202,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         layers = self.query, key, self.value
         joint = joint_linear(x, layers) if self.has_equal_heads else None
         if joint is not None:
-            return split_projections(joint, self.head_size)
+            return split_projections(joint, 3, self.head_size)
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         q, k, v = linears(x, layers)
         if self.query_norm is not None:

@@ -263,7 +263,7 @@ def _exchanged(
     """Return the bytes of one attention, either keys or sums over them."""
     width = attention.width(hidden_size)
     heads, kv_heads = attention.num_attention_heads, attention.kv_heads
-    own = mechanism.all_gathered_elements(heads, kv_heads, width, setting.length)
+    own = mechanism.all_gathered_elements(heads, kv_heads, width, setting.length, causal)
     if own is not None:
         sent = FLOAT * (len(runs) - 1) * len(runs[0]) * setting.batch * own  # from each process to all others
         return Keys(sent, 0, 2 * sent, what="sums of keys")
@@ -330,9 +330,8 @@ def predict(config: ModelConfig, setting: TrainingSetup) -> Prediction:
     model = whole if own is config else meta_model(own)
     processes = sizes["pipeline"]
     stages = stage_spans(num_layers(model), processes * setting.mesh.stages)
-    traced = trace_activations(
-        own, setting.batch, setting.length, setting.half, _busiest_context_rank(own, setting)
-    )
+    over, joins = _busiest_context_rank(own, setting), own is config
+    traced = trace_activations(own, setting.batch, setting.length, setting.half, over, joins)
     candidates = []
     every = [stages[process::processes] for process in range(processes)]
     for process in {0, processes - 1}:

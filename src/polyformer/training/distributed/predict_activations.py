@@ -35,6 +35,7 @@ from polyformer.core.sequence.context_parallel import ContextParallel, use_conte
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.stack import Layer, StackConfig
+from polyformer.nn.stack.multihead import MultiHeadAttention
 from polyformer.training.config import PipelineSchedule
 from polyformer.training.distributed.predict_local import FLOAT, meta_model
 
@@ -80,16 +81,28 @@ class SavedActivations:
 
 
 def trace_activations(
-    config: ModelConfig, batch: int, length: int, half: bool, over: ContextParallel | None = None
+    config: ModelConfig,
+    batch: int,
+    length: int,
+    half: bool,
+    over: ContextParallel | None = None,
+    joins: bool = True,
 ) -> SavedActivations:
-    """Return `trace` of a model of `config`; of identical layers only two are traced and extrapolated."""
+    """Return `trace` of a model of `config`; of identical layers only two are traced and extrapolated.
+
+    joins: whether small projections of one input may be one product; with tensor parallelism they are not.
+    """
     sides = {name: stack for name in ("encoder", "decoder") if (stack := getattr(config, name)) is not None}
     alike = {name: _alike(stack) and stack.num_hidden_layers > 2 for name, stack in sides.items()}
     short = {
         name: dataclasses.replace(stack, num_hidden_layers=2) if alike[name] else stack
         for name, stack in sides.items()
     }
-    traced = trace(meta_model(dataclasses.replace(config, **short)), batch, length, half, over)
+    model = meta_model(dataclasses.replace(config, **short))
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention) and not joins:
+            module.has_equal_heads = False
+    traced = trace(model, batch, length, half, over)
     layers, inputs, place = list[int](), list[int](), 0
     for name, stack in sides.items():
         number = short[name].num_hidden_layers

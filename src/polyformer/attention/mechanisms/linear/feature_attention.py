@@ -90,7 +90,7 @@ class RandomFeaturesConfig(MechanismConfig):
         """Return the number of features of a vector: one or two per row of W."""
         return self.features
 
-    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int) -> int:
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int, causal: bool) -> int:
         """Return the number of elements in the sums over all features of a key."""
         return packed_size(heads, width, self.width)
 

@@ -31,6 +31,7 @@ from polyformer.attention.mechanisms.base import (
     ProjectedHeads,
     check_head_size,
 )
+from polyformer.attention.mechanisms.recurrence.context_parallel import spread_convolution, spread_scan
 from polyformer.attention.mechanisms.recurrence.fused_scan import chosen_scan, explained
 from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs
 from polyformer.core.config import Config
@@ -81,7 +82,7 @@ class RecurrenceConfig(MechanismConfig):
     one token after another.
 
     Class attributes: `gates`, the names of gates with a number per head; `output_gate`, whether z exists;
-    `output_norm`, whether heads are normed.
+    `output_norm`, whether heads are normed; `extra_values`, columns of the state besides the values.
     """
 
     short_convolution: PositiveInt | None = None
@@ -91,12 +92,14 @@ class RecurrenceConfig(MechanismConfig):
     backend: RecurrenceBackend = "auto"
 
     supports_score_bias: ClassVar[bool] = False
+    supports_context_parallel: ClassVar[bool] = True
     reasons: ClassVar[Mapping[str, str]] = {
         "supports_score_bias": "its state sums keys before queries read them, so single scores do not exist"
     }
     gates: ClassVar[tuple[str, ...]] = ()
     output_gate: ClassVar[bool] = False
     output_norm: ClassVar[bool] = True
+    extra_values: ClassVar[int] = 0
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """See `MechanismConfig.gate_sizes`."""
@@ -104,6 +107,16 @@ class RecurrenceConfig(MechanismConfig):
             num_heads, head_size = self.heads.value_heads, self.heads.value_size
         sizes = dict.fromkeys(self.gates, num_heads)
         return sizes | ({"output": num_heads * head_size} if self.output_gate else {})
+
+    def all_gathered_elements(self, heads: int, kv_heads: int, width: int, length: int, causal: bool) -> int:
+        """Return the numbers in the states of a run, in both directions if not causal, and at its edges."""
+        own = self.heads or RecurrentHeadsConfig(
+            key_heads=heads, value_heads=heads, key_size=width, value_size=width
+        )
+        after = own.key_size if "erase" in self.gates else 1
+        states = own.value_heads * own.key_size * (own.value_size + self.extra_values + after)
+        edges = 2 * ((self.short_convolution or 1) - 1) * own.channels
+        return states * (1 if causal else 2) + edges
 
     def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> ProjectedHeads:
         """Return the layer's own heads, or those of the stack."""
@@ -196,6 +209,8 @@ class Recurrence(Mechanism):
             table = self._gates(k, *gates)
             if self.config.heads is None:  # every head has taps of its keys
                 k, v = for_heads(k, self.num_heads), for_heads(v, self.num_heads)
+            if context.shard is not None:
+                return self._spread((q, k, v), table, context, dtype), None
             outputs = []
             for span, part in _segments(k, context):
                 gate = {name: x[:, span] for name, x in table.items()}
@@ -204,9 +219,7 @@ class Recurrence(Mechanism):
                 outputs.append(y.transpose(1, 2))
             # Joined in the layout that the projection of the output reads.
             y = torch.cat(outputs, 1).transpose(1, 2)[:, :, -queries:].to(dtype)
-            if context.kv_valid is not None:
-                y = y.masked_fill(~context.kv_valid[:, None, -queries:, None].bool(), 0)
-        return y, None if state is None else past
+        return _without_padding(y, context), None if state is None else past
 
     def _run(
         self,
@@ -264,23 +277,38 @@ class Recurrence(Mechanism):
         if self.config.short_convolution is None:
             return q, k, v, None, None
         taps, length = self.taps.to(q.dtype).flatten(1), q.shape[2]
-        tables = [x.transpose(1, 2) for x in (q, k, v)]
-        x = torch.cat([table.flatten(2) for table in tables], 2)  # [B, T, C], the channels of all heads
+        x = _channels(q, k, v)
         valid, doc = (None if x is None else x[:, -length:] for x in (context.kv_valid, context.kv_doc))
         y, tokens, docs = depthwise_convolution(x, taps, context.causal, valid, doc, past.tokens, past.docs)
+        return *self._activated(y, (q, k, v)), tokens, docs
+
+    def _activated(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the results [B, T, C] of the convolutions in the form of `heads`, after bias and SiLU."""
         y = F.silu(y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten())
+        tables = [x.transpose(1, 2) for x in heads]
         parts = y.split([table.shape[2] * table.shape[3] for table in tables], 2)
-        q, k, v = (part.view(table.shape).transpose(1, 2) for part, table in zip(parts, tables))
-        return q, k, v, tokens, docs
+        return tuple(part.view(table.shape).transpose(1, 2) for part, table in zip(parts, tables))
+
+    def _spread(
+        self, heads: tuple[Tensor, ...], table: dict[str, Tensor], context: Context, dtype: torch.dtype
+    ) -> Tensor:
+        """Return the outputs [B, H, T, D] of this process's tokens of a sequence over several processes."""
+        if recording():
+            refuse_recording(context)
+        edges = None
+        if self.config.short_convolution is not None:
+            taps = self.taps.to(heads[0].dtype).flatten(1)
+            y, edges = spread_convolution(_channels(*heads), taps, context)
+            heads = self._activated(y, heads)
+        q, k, v = heads
+        tokens = _writing_nothing_at_padding(self.inputs(q, k, v, table), context)
+        y = spread_scan(tokens, context, chosen_scan(self.config.backend, tokens, dtype), edges)
+        return _without_padding(self.output(y, v, table).to(dtype), context)
 
     def _masked(self, scan: ScanInputs, context: Context, past: RecurrentState) -> ScanInputs:
         """Return the inputs with padding that changes no state, and with the starts of documents."""
         length = scan.k.shape[2]
-        if context.kv_valid is not None:
-            padding = ~context.kv_valid[:, None, -length:, None].bool()
-            names = "k", "v", "decay", "erase"
-            tables = {name: x for name in names if (x := getattr(scan, name)) is not None}
-            scan = dataclasses.replace(scan, **{n: x.masked_fill(padding, 0) for n, x in tables.items()})
+        scan = _writing_nothing_at_padding(scan, context)
         if context.kv_doc is None:
             return scan
         # The first token continues the document of the last token before it.
@@ -312,6 +340,28 @@ class Recurrence(Mechanism):
                 scan = scan.by_heads()
                 y = y - (scan.q * scan.k).sum(-1, keepdim=True) * scan.v
         return y, matrix
+
+
+def _channels(*heads: Tensor) -> Tensor:
+    """Return tables [B, H, T, D] side by side as the channels of all heads, [B, T, C]."""
+    return torch.cat([x.transpose(1, 2).flatten(2) for x in heads], 2)
+
+
+def _writing_nothing_at_padding(scan: ScanInputs, context: Context) -> ScanInputs:
+    """Return the inputs with padding that changes no state."""
+    if context.kv_valid is None:
+        return scan
+    padding = ~context.kv_valid[:, None, -scan.k.shape[2] :, None].bool()
+    names = "k", "v", "decay", "erase"
+    tables = {name: x for name in names if (x := getattr(scan, name)) is not None}
+    return dataclasses.replace(scan, **{name: x.masked_fill(padding, 0) for name, x in tables.items()})
+
+
+def _without_padding(y: Tensor, context: Context) -> Tensor:
+    """Return outputs [B, H, T, D] with zeros at padding."""
+    if context.kv_valid is None:
+        return y
+    return y.masked_fill(~context.kv_valid[:, None, -y.shape[2] :, None].bool(), 0)
 
 
 def _segments(k: Tensor, context: Context) -> Iterator[tuple[slice, Context]]:

@@ -51,6 +51,7 @@ class LinearAttentionConfig(RecurrenceConfig):
     kind: ClassVar[str] = "linear"
     paper: ClassVar[str] = "Katharopoulos et al. 2020, section 3"
     output_norm: ClassVar[bool] = False
+    extra_values: ClassVar[int] = 1
 
     def build(self, num_heads: int, head_size: int) -> "LinearAttention":
         """Return the module, without parameters unless there are short convolutions."""
