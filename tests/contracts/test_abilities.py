@@ -98,7 +98,7 @@ def use_memory(part: MechanismConfig) -> None:
 REFUSALS = {
     **{
         kind: {"supports_score_bias", "supports_recurrence"}
-        for kind in ("delta", "gated_delta", "gla", "linear", "retention", "ssd")
+        for kind in ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd")
     },
     "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},

@@ -69,7 +69,9 @@ OTHERS = {
     "routing": "its queries and keys have length 1",
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
-    **dict.fromkeys(("delta", "gated_delta", "gla", "linear", "retention", "ssd"), "it has no softmax"),
+    **dict.fromkeys(
+        ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd"), "it has no softmax"
+    ),
 }
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 

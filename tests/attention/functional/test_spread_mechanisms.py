@@ -22,7 +22,7 @@ def all_mechanisms() -> None:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
     assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
-    assert {"linear", "retention", "gla", "ssd", "delta", "gated_delta"} <= kinds
+    assert {"linear", "retention", "gla", "ssd", "delta", "gated_delta", "kda"} <= kinds
 
 
 def few_tokens() -> None:

@@ -198,8 +198,16 @@ def recurrence(config: Any, head: Head) -> Array:
     elif config.kind == "gated_delta":
         rate, bias = (array(x)[number] for x in (module.log_rate, module.bias))
         decay = -np.exp(rate) * recurrent.softplus(own_gate(head, "decay") + bias)
+    elif config.kind == "kda":
+        w = np.split(array(module.decay.weight), HEADS)[number]
+        rate, bias = (array(x)[number] for x in (module.log_rate, module.bias))
+        decay = -np.exp(rate) * recurrent.softplus(head.gates["low_rank"] @ w.T + bias)
     y = recurrent.scan(q * WIDTH**-0.5, k, v, head.documents, head.causal, decay, erase)
     y = recurrent.rms_norm(y, array(module.norm.weight))
+    if config.kind == "kda":
+        of_gate = module.output_gate.weight, module.output_gate.bias
+        w, b = (np.split(array(x), HEADS)[number] for x in of_gate)
+        return y * recurrent.sigmoid(head.gates["output_low_rank"] @ w.T + b)
     return y * recurrent.silu(own_gate(head, "output")) if config.output_gate else y
 
 
@@ -230,6 +238,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "dynamic_span": dynamic_span,
     "gated_delta": recurrence,
     "gla": recurrence,
+    "kda": recurrence,
     "linear": linear,
     "differential": differential,
     "forgetting": forgetting,

@@ -265,7 +265,7 @@ class Recurrence(Mechanism):
         """Return each gate [B, T, C] in the precision of the keys."""
         sizes = self.config.gate_sizes(self.num_heads, self.head_size)
         if gates is None:
-            sizes.pop("output", None)
+            sizes = {name: size for name, size in sizes.items() if not name.startswith("output")}
             gates = k.new_zeros(len(k), k.shape[2], sum(sizes.values()))
         parts = gates.to(k.dtype).split(list(sizes.values()), -1) if sizes else ()
         return dict(zip(sizes, parts))
