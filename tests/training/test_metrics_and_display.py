@@ -32,7 +32,7 @@ def table(out: Path) -> list[dict[str, str]]:
 
 
 def test_columns_may_come_later(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     log.write(1, {"loss": 2.5})
     log.write(2, {"loss": 2.25, "valid_loss": 3.0})
     log.write(3, {"loss": float("nan")})
@@ -49,38 +49,28 @@ def test_columns_may_come_later(tmp_path: Path) -> None:
 
 
 def test_going_on_drops_the_rows_that_will_come_again(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     for step in range(1, 6):
         log.write(step, {"loss": 1.0 / step, "seconds": 10.0 * step})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # killed here
-    log = MetricsLog(tmp_path, 3, tensorboard=False)
+    log = MetricsLog(tmp_path, 3)
     assert log.seconds == 30.0
     log.write(4, {"loss": 9.0, "seconds": 31.0})
     log.sync()
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert [row["loss"] for row in table(tmp_path)][-1] == "9.0"
-    assert MetricsLog(tmp_path, 0, tensorboard=False).seconds == 0.0
+    assert MetricsLog(tmp_path, 0).seconds == 0.0
     assert read_metrics(tmp_path) == []
 
 
 def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, tensorboard=False)
+    log = MetricsLog(tmp_path, 0)
     log.write(1, {"loss": 1.0})
     (tmp_path / "metrics.jsonl").unlink()
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
     with pytest.raises(InputError, match=r"cannot write .*metrics.jsonl: no space left"):
         log.write(2, {"loss": 1.0})
-
-
-def test_tensorboard_holds_the_same_values(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run(tmp_path, steps=6, tensorboard=True)
-    run(tmp_path, steps=9, tensorboard=True, resume=True)
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    rows = [row for row in read_metrics(tmp_path) if "loss" in row]
-    assert [event.step for event in events.Scalars("loss")] == [row["step"] for row in rows] == [3, 6, 9]
-    assert [event.value for event in events.Scalars("loss")] == pytest.approx([row["loss"] for row in rows])
 
 
 def test_plain_lines_where_there_is_no_terminal() -> None:

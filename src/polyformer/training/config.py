@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Wording
+from polyformer.training.trackers import TrackerName
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
@@ -129,7 +130,7 @@ class ReportingConfig(Config):
 
     log_every: PositiveInt = 20  # steps between rows of training metrics; a row synchronizes with the device
     evaluate_every: PositiveInt = 500  # steps; the last step is evaluated too
-    tensorboard: bool = False  # also as TensorBoard events in OUT/tensorboard
+    tracking: tuple[TrackerName, ...] = ()  # services that get the metrics too
     curves: bool = False  # also a plot, OUT/curves.png, at the end
     report: bool = False  # also a page of the finished run, OUT/report.html; `polyformer train` writes it
 
@@ -151,3 +152,14 @@ class TrainingConfig(Config):
 
     def __post_init__(self) -> None:
         self.engine.parallel.check_accumulated(self.accumulate)
+
+
+def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Convert {a: {b: 1}} to {"a.b": 1}; a mapping with a `kind` is a complete part and is not flattened."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict) and "kind" not in value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

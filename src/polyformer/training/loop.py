@@ -16,7 +16,7 @@ from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.tuning import adopted
 from polyformer.models.initialization import Draw
 from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.config import EngineConfig, TrainingConfig
+from polyformer.training.config import EngineConfig, TrainingConfig, flattened
 from polyformer.training.engine import Engine, is_main
 from polyformer.training.machine import raise_peer_failure, tensor_float32
 from polyformer.training.metrics import (
@@ -43,6 +43,7 @@ from polyformer.training.restore import Kept, Ranking, final_weights, load_check
 from polyformer.training.run_control import Interrupted, SignalRequests, Signals, sole_writer
 from polyformer.training.state import Progress, check_progress
 from polyformer.training.task import CalibratedTask, Calibration, FinalMetricsTask, TrainingTask
+from polyformer.training.trackers import Trackers
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -201,7 +202,10 @@ class Training:
             remove_partials(self.out)
             self.checkpoints.remove_after(self.progress.step)
             self.checkpoints.prune(self.progress.best_step)
-            self.log = MetricsLog(self.out, self.progress.step, self.config.reporting.tensorboard)
+            after, names = self.progress.step, self.config.reporting.tracking
+            settings = flattened(self.config.to_dict())
+            trackers = Trackers(self.out, names, after, settings) if names else None
+            self.log = MetricsLog(self.out, after, trackers)
         for note in self.notes:
             self.display.note(note)
         self.engine.wrap(self.model)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, open_file, reading, writing
-from polyformer.core.imports import needs_extra
 from polyformer.core.measuring import new_figure, save_figure
 from polyformer.core.parsing import parse_json
 from polyformer.training.config import ReportingConfig
+from polyformer.training.trackers import Trackers, check_trackers
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -58,8 +58,7 @@ def check_reporting(config: ReportingConfig, out: Path) -> None:
     """Raise `InputError`, before anything is written, if the configured reports are impossible."""
     if config.curves:
         new_figure(1, 1)
-    if config.tensorboard:
-        _summary_writer()
+    check_trackers(config.tracking)
     if (out / LINES).exists():
         read_metrics(out)
 
@@ -68,18 +67,16 @@ class MetricsLog:
     """A log that appends rows to both files; the JSON lines are the record, the table is derived from them.
 
     On a resume after step `after`, the rows of later steps are dropped, because these steps run again.
-    With `tensorboard` the rows also go to events in OUT/tensorboard.
+    The rows also go to the `trackers`.
     """
 
-    def __init__(self, out: Path, after: int, tensorboard: bool) -> None:
+    def __init__(self, out: Path, after: int, trackers: Trackers | None = None) -> None:
         self.lines, self.table = out / LINES, out / TABLE
         earlier = read_metrics(out) if after and self.lines.exists() else []
         self._rows = [row for row in earlier if (row["step"] or 0) <= after]
         self._columns: list[str] = []
         self._rewrite()
-        self._events = None
-        if tensorboard:
-            self._events = _summary_writer()(str(out / "tensorboard"), purge_step=after + 1)
+        self._trackers = trackers
 
     @property
     def seconds(self) -> float:
@@ -96,9 +93,8 @@ class MetricsLog:
             _append(self.table, _table_rows(self._columns, [row]))
         else:
             self._rewrite()
-        if self._events is not None:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+        if self._trackers is not None:
+            self._trackers.log(values, step)
 
     def sync(self) -> None:
         """Flush all rows to the disk, before a checkpoint that relies on them."""
@@ -107,9 +103,9 @@ class MetricsLog:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Flush and close the TensorBoard events, if any."""
-        if self._events is not None:
-            self._events.close()
+        """Close the trackers, if any."""
+        if self._trackers is not None:
+            self._trackers.close()
 
     def _rewrite(self) -> None:
         """Write both files again: at the start, and when a column appears that the table does not have."""
@@ -130,13 +126,6 @@ def _table_rows(columns: list[str], rows: list[Any]) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _summary_writer() -> Any:
-    otherwise = "or leave it out: metrics.csv and metrics.jsonl are written anyway"
-    with needs_extra("tensorboard", "tensorboard: not installed", otherwise):
-        from torch.utils.tensorboard.writer import SummaryWriter
-    return SummaryWriter
 
 
 def plot_curves(run: str | Path, path: str | Path | None = None) -> Path:

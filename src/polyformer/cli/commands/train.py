@@ -59,6 +59,10 @@ class TrainOptions:
     )
     plot: bool = option("plot the training curves to curves.png at the end", False)
     report: bool = option("write report.html, a page about the finished run", False)
+    tracking: str | None = option(
+        "send the metrics to these services too: tensorboard, wandb, mlflow, trackio, with commas between",
+        metavar="NAMES",
+    )
     print: bool = option("print the complete recipe as YAML and do not train", False)
     imports: tuple[str, ...] = imports()
     changes: dict[str, Any] = recipe_settings("--training.clip 0.5; --print shows them all")
@@ -163,6 +167,7 @@ def named_settings(options: TrainOptions) -> dict[str, Any]:
         "training.engine.device": options.device,
         "training.reporting.curves": options.plot or None,
         "training.reporting.report": options.report or None,
+        "training.reporting.tracking": options.tracking and options.tracking.replace(" ", "").split(","),
     }
     return {name: value for name, value in settings.items() if value is not None}
 

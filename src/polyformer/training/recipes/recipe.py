@@ -26,6 +26,7 @@ from polyformer.models.plugins import add_missing_imports
 from polyformer.models.presets import model_config, overridden
 from polyformer.nn.stack import AttentionConfig
 from polyformer.training import OptimizerConfig, ScheduleConfig, TrainingConfig
+from polyformer.training.config import flattened
 from polyformer.training.objectives import DistillationConfig
 from polyformer.training.optimizers import AdamW, Cosine
 from polyformer.training.tasks import LanguageModellingConfig, TaskConfig
@@ -155,17 +156,6 @@ def _with_default_kinds(recipe: type[Recipe], data: object) -> object:
         name: {"kind": kinds[name], **part} if name in kinds and isinstance(part, dict) else part
         for name, part in data.items()
     }
-
-
-def flattened(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Convert {a: {b: 1}} to {"a.b": 1}; a mapping with a `kind` is a complete part and is not flattened."""
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, dict) and "kind" not in value:
-            flat |= flattened(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
