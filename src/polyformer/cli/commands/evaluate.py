@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polyformer.cli.commands.options import Device, argument, data_settings, device, option, refuse
 from polyformer.cli.commands.processes import refuse_several, workers
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ranges import COUNT, PositiveFloat, PositiveInt, Share
+from polyformer.core.ranges import COUNT, NonNegativeInt, PositiveFloat, PositiveInt, Share
 
 if TYPE_CHECKING:
     from polyformer.training.recipes import Recipe
@@ -46,6 +46,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/memorizing --store-size 65536
   polyformer evaluate runs/dt --returns 100,300,500 --episodes 50
   polyformer evaluate runs/gtrxl-1 --episode episode.gif
+  polyformer evaluate model.gguf --tasks my_task --task-folder tasks/ --cache "snapkv(budget=512)"
 """
 
 
@@ -85,6 +86,13 @@ class EvaluateOptions:
         "if it drops keys, the first half of a window is a prompt",
         metavar="POLICY",
     )
+    tasks: str | None = option(
+        "for a language model: run these tasks of lm-eval, separated by commas, and print its table",
+        metavar="NAME,NAME,...",
+    )
+    task_folder: str | None = option("with --tasks: a folder of task files besides lm-eval's", metavar="DIR")
+    shots: NonNegativeInt | None = option("with --tasks: demonstrations (default: the task's own number)")
+    limit: PositiveInt | None = option("with --tasks: questions of each task (default: all)", most=COUNT)
     frozen: str | None = option(
         "with --datastore and --data, for a model trained with neighbours (SPALM): the run that built the "
         "store, which also computes the queries",
@@ -129,12 +137,16 @@ class EvaluateOptions:
 ACTING = "returns", "episodes", "environment", "max_steps"
 DATASTORE = "tune", "lambda_", "temperature", "neighbours", "search"
 CHECKPOINT = "length", "tokens", "format", "cache"
+HARNESS = "task_folder", "shots", "limit"
 
 
 def run(options: EvaluateOptions) -> None:
     """Print a table of metrics."""
     if options.frozen is not None and (options.datastore is None or options.data is None):
         raise InputError("--frozen: requires --datastore and --data")
+    if options.tasks is not None:
+        return run_tasks(options)
+    refuse(options, HARNESS, "requires --tasks")
     if options.datastore is not None:
         refuse_several("--datastore")
     if options.progress is not None:
@@ -155,6 +167,31 @@ def run(options: EvaluateOptions) -> None:
     with workers(options.device) as shared:
         if not measure_checkpoint(options, shared):
             measure_run(options, shared)
+
+
+def run_tasks(options: EvaluateOptions) -> None:
+    """Print lm-eval's table for tasks on a language model."""
+    from polyformer.applications.harness import HarnessSettings, evaluate_tasks, results_table
+    from polyformer.core.ops.cpu import model_threads
+    from polyformer.training.recipes.run import writer
+    from polyformer.training.tasks.lm import LanguageModelling
+
+    refuse_several("--tasks")
+    others = ("data", "datastore", "tokens", "format", "frozen", "memory_length", "store_size", "progress")
+    refuse(options, (*others, *DATASTORE, *ACTING, "episode", "report"), "not available with --tasks")
+    refuse_settings(options, "not available with --tasks")
+    assert options.tasks is not None
+    settings = HarnessSettings(
+        folder=options.task_folder,
+        shots=options.shots,
+        limit=options.limit,
+        cache=options.cache,
+        max_length=options.length,
+    )
+    task, model = writer(options.run, LanguageModelling, options.device)
+    with model_threads(model):
+        results = evaluate_tasks(task, model, options.tasks.replace(" ", "").split(","), settings)
+    print(results_table(results))
 
 
 def refuse_settings(options: EvaluateOptions, why: str) -> None:
