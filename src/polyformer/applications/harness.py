@@ -214,8 +214,8 @@ class TokenReader:
             width = max(map(len, batch))
             ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch])
             real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
-            made = self.model.generate(ids.to(self.device), real.to(self.device), config, None, decode)
-            for number, text in zip(numbers, made.texts(decode, config.stop), strict=True):
+            generated = self.model.generate(ids.to(self.device), real.to(self.device), config, None, decode)
+            for number, text in zip(numbers, generated.texts(decode, config.stop), strict=True):
                 texts[number] = text
         return texts
 
