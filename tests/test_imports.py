@@ -184,14 +184,30 @@ def test_type_checkers_know_the_names_that_are_loaded_when_used(name: str):
         if isinstance(node, ast.ImportFrom):
             home = importlib.import_module(str(node.module))
             for alias in node.names:
-                names |= set(home.__all__) if alias.name == "*" else {alias.name}
+                new = set(home.__all__) if alias.name == "*" else {alias.name}
+                assert not names & new, "a name of two modules"
+                names |= new
                 assert alias.name in ("*", alias.asname), "a name that is private for type checkers"
     assert names == set(dir(module))
 
 
-def test_public_names_are_listed_once_and_found():
-    assert len(set(polyformer.__all__)) == len(polyformer.__all__)
-    assert set(polyformer.__all__) <= set(dir(polyformer))
+def test_a_name_loads_its_own_module_and_a_misspelt_name_none():
+    """And so does a list of all names."""
+    code = """
+import sys, polyformer, polyformer.nn
+assert not hasattr(polyformer, "Widnow")
+assert "Window" in dir(polyformer) and "StackConfig" in dir(polyformer.nn)
+assert "torch" not in sys.modules
+polyformer.nn.DenseConfig
+assert "polyformer.nn.feedforward" in sys.modules
+print([name for name in ("heads", "memory", "stack") if f"polyformer.nn.{name}" in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_public_names_are_listed_and_found():
+    assert set(polyformer.__all__) == set(dir(polyformer))
     for name in polyformer.__all__:
         assert getattr(polyformer, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Windw'"):

@@ -74,7 +74,6 @@ class KeyValueCache(PairCache):
 
     @property
     def held(self) -> int:
-        """The number of filled slots."""
         return self.length - self.start
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, "KeyValueCache"]:
@@ -305,7 +304,6 @@ class Int8Cache(StateOfStates, PairCache):
 
     @property
     def held(self) -> int:
-        """The number of keys."""
         return self.integers.held
 
     def extended(self, keys: Tensor, values: Tensor) -> tuple[Int8Pairs, "Int8Cache"]:

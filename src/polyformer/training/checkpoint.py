@@ -149,7 +149,6 @@ class BackgroundWriter(CheckpointWriter):
             self._error, self.failed = error, True
 
     def wait(self) -> None:
-        """Wait until the checkpoint in progress is written. Raises its error, once, if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

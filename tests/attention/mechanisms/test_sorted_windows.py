@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from attention_cases import LargestTensor, random_context
-from pairwise import pairwise
 from polyformer.attention.mechanisms.base import Heads
 from polyformer.attention.mechanisms.lsh import sorted_attention as engine
 from polyformer.attention.mechanisms.lsh import sorted_window
@@ -68,31 +67,27 @@ def inputs(
     return (q, k, v), torch.randint(0, buckets, (2, heads, rounds, length))
 
 
-def plainly(q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context, itself: bool) -> Tensor:
+def plainly(q: Tensor, k: Tensor, v: Tensor, windows: Windows, context: Context) -> Tensor:
     spots = windows.spots
     seen = windows.sees(spots.unsqueeze(-1), spots.unsqueeze(-2)).any(2)
     own = torch.eye(q.shape[2], dtype=torch.bool)
-    if not itself:
-        others = seen & ~own
-        seen = others | (own & ~others.any(-1, keepdim=True))
+    others = seen & ~own
+    seen = others | (own & ~others.any(-1, keepdim=True))
     out = (q @ k.mT * SCALE).masked_fill(~seen, -torch.inf).softmax(-1) @ v
     return out if context.kv_valid is None else out * context.kv_valid[:, None, :, None]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "causal", "itself"),
-    pairwise([(13, 1, 1), (201, 5, 3), (301, 40, 2), (150, 200, 2)], [False, True], [False, True]),
-)
-def test_sorted_attention_is_a_masked_softmax(sizes: tuple[int, int, int], causal: bool, itself: bool):
-    length, size, rounds = sizes
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "size", "rounds"), [(13, 1, 1), (201, 5, 3), (301, 40, 2), (150, 200, 2)])
+def test_sorted_attention_is_a_masked_softmax(length: int, size: int, rounds: int, causal: bool):
     tensors, buckets = inputs(length, rounds, buckets=4)
     for documents, padding in itertools.product([False, True], repeat=2):
         context = random_context(2, length, length, causal=causal, documents=documents, padding=padding)
         windows = bucket_windows(buckets, size, context)
         results = []
         for y in (
-            sorted_attention(Heads(*tensors), windows, context, SCALE, itself),
-            plainly(*tensors, windows, context, itself),
+            sorted_attention(Heads(*tensors), windows, context, SCALE),
+            plainly(*tensors, windows, context),
         ):
             weight = torch.arange(y.numel()).view_as(y).cos()
             results.append((y, *torch.autograd.grad((y * weight).sum(), tensors)))
@@ -139,6 +134,6 @@ def test_large_and_equal_scores_stay_finite():
     q, k, v = (x.detach().float() for x in tensors)
     context = Context(70, 70, causal=True)
     windows = bucket_windows(buckets, 9, context)
-    y = sorted_attention(Heads(q * 1e4, k * 1e4, v), windows, context, SCALE, attend_self=False)
+    y = sorted_attention(Heads(q * 1e4, k * 1e4, v), windows, context, SCALE)
     assert y.isfinite().all()
     assert y.abs().max() <= v.abs().max() * 1.001

@@ -290,7 +290,6 @@ class LabelledModel(LoadedModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
         return tuple(self.task.labels)
 
 

@@ -73,8 +73,6 @@ class TextClassifier(TextModel, LabelledModel):
     does: ClassVar[str] = "classify"
 
     def classify(self, inputs: Any) -> Any:
-        """Return a `Prediction` for each text, or for each pair of texts (a tuple)."""
-
         def predictions(items: list[Any]) -> list[Prediction]:
             shares = self.task.classify(self.model, *self._columns(items))
             return [Prediction.of(probabilities) for probabilities in shares]
@@ -114,8 +112,6 @@ class ImageClassifier(LabelledModel):
     reads_text: ClassVar[bool] = False
 
     def classify(self, inputs: Any) -> Any:
-        """Return a `Prediction` for each image: the name or path of a file, or an image of Pillow."""
-
         def predictions(items: list[Any]) -> list[Prediction]:
             rows = [self._row(item) for item in items]
             return [Prediction.of(shares) for shares in self.task.classify(self.model, rows)]
@@ -146,8 +142,6 @@ class Tagger(LabelledModel):
     does: ClassVar[str] = "tag"
 
     def tag(self, texts: Any) -> Any:
-        """Return a list of `TaggedWord` for each text; a tuple of words is a text that is already split."""
-
         def tagged(items: list[Any]) -> list[list[TaggedWord]]:
             sentences = [words_of(item) for item in items]
             tags = self.task.tag(self.model, sentences)
@@ -172,11 +166,6 @@ class Answerer(LoadedModel):
     does: ClassVar[str] = "answer"
 
     def answer(self, question: Any, context: Any) -> Any:
-        """Return the answer to each question, an excerpt of the context; empty without an answer.
-
-        context: a text for all questions, or a list with a text for each.
-        """
-
         def answers(items: list[Any]) -> list[str]:
             questions = texts_of("question", items)
             values, single = several(context)
@@ -196,11 +185,6 @@ class Chooser(LoadedModel):
     does: ClassVar[str] = "choose"
 
     def choose(self, question: Any, choices: Sequence[Any]) -> Any:
-        """Return a `Choice` for each question.
-
-        choices: two or more texts for all questions, or for a list of questions a list of texts for each.
-        """
-
         def chosen(items: list[Any]) -> list[Choice]:
             questions, lists = texts_of("question", items), choice_lists(choices, len(items))
             rows = [{"text": text, "choices": options} for text, options in zip(questions, lists)]

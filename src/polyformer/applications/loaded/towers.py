@@ -34,7 +34,6 @@ class TextsAndImages(LoadedModel):
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Return the names of the methods."""
         return "predict", "classify", "embed"
 
     @property

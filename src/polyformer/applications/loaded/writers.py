@@ -43,16 +43,10 @@ class TargetWriter(LoadedModel):
         source_language: str | None = None,
         target_language: str | None = None,
     ) -> Any:
-        """Return the translation of each text.
-
-        num_beams: 1 is greedy decoding; by default as in the recipe or the checkpoint. The languages are
-        codes, such as "en", of checkpoints that know several languages.
-        """
         self._check("translate")
         return self._written(texts, num_beams, source_language, target_language)
 
     def summarize(self, texts: Any, num_beams: int | None = None) -> Any:
-        """Return the summary of each text."""
         self._check("summarize")
         return self._written(texts, num_beams)
 

@@ -168,7 +168,6 @@ class CommonWords(ProbeTask):
         return len(SINGLE) - self.count + (len(ADJECTIVES) - self.count) * (len(NOUNS) - self.count)
 
     def sample(self, units: int, draw: random.Random) -> Sample:
-        """Return a sample."""
         words = draw.sample(SINGLE, len(SINGLE))
         common, others = words[: self.count], words[self.count :]
         if units > len(others):
@@ -222,7 +221,6 @@ class FrequentWords(ProbeTask):
         return math.ceil(1 / (occurrences(1, ANSWERS + 1) - occurrences(1, ANSWERS + 2)))
 
     def sample(self, units: int, draw: random.Random) -> Sample:
-        """Return a sample."""
         words: dict[str, None] = {}
         while len(words) < self.vocabulary - 1:
             words["".join(draw.choices(string.ascii_lowercase, k=self.letters))] = None

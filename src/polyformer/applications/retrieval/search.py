@@ -214,7 +214,6 @@ class About(Config):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Return a small example."""
         return (cls(count=1, dimension=1, model="", lists=1, bytes=1, probes=1, oversample=1.0, recall=1.0),)
 
 

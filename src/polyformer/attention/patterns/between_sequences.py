@@ -19,7 +19,7 @@ from torch import Tensor
 from polyformer.attention.patterns.base import Pattern, TabulatedPattern, contains, patterns_in
 from polyformer.attention.patterns.composition import CompositePattern
 from polyformer.attention.patterns.implied import Full
-from polyformer.attention.patterns.layout import Keys, clip
+from polyformer.attention.patterns.layout import Keys
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import on_host
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -51,11 +51,7 @@ class SourcePattern(TabulatedPattern, named=False):
         if runs is None:
             return super().keys(context, start, stop)
         first, last = (edges[:, start:stop] for edges in runs)
-        return Keys(
-            clip(int(first.min()), int(last.max()), context.kv_len),
-            # Empty if two of the queries have no position in common.
-            clip(int(first.max()), int(last.min()), context.kv_len),
-        )
+        return Keys.of_spans(first, last, context.kv_len)
 
 
 class RatioPattern(SourcePattern, named=False):

@@ -186,7 +186,6 @@ class _BinaryPattern(CompositePattern):
         return cls(as_pattern(left), as_pattern(right))
 
     def parts(self) -> tuple[Pattern, ...]:
-        """Return both patterns."""
         return self.left, self.right
 
     def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
@@ -201,7 +200,6 @@ class _BinaryPattern(CompositePattern):
         return self.combine(*(part.keys(context, start, stop) for part in self.parts()))
 
     def map_parts(self, function: Callable[[Pattern], Pattern]) -> Pattern:
-        """Return both with `function` applied."""
         return self.convert(lambda part: part.map_parts(function))
 
     def to_text(self) -> str:
@@ -277,7 +275,6 @@ class _PatternCycle(CompositePattern):
         object.__setattr__(self, "patterns", tuple(map(as_pattern, self.patterns)))
 
     def parts(self) -> tuple[Pattern, ...]:
-        """Return all patterns."""
         return self.patterns
 
     def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:

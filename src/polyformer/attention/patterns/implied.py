@@ -114,11 +114,7 @@ class Documents(ImpliedPattern):
             return super().keys(context, start, stop)
         spans = context.once(self, lambda: _document_spans(context.q_doc, context.kv_doc))
         first, last = (edges[:, start:stop] for edges in spans)
-        return Keys(
-            clip(int(first.min()), int(last.max()), context.kv_len),
-            # Empty if the queries are in several documents.
-            clip(int(first.max()), int(last.min()), context.kv_len),
-        )
+        return Keys.of_spans(first, last, context.kv_len)
 
     @classmethod
     def picture(cls) -> tuple[Pattern, Context]:

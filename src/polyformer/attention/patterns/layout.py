@@ -14,6 +14,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
 from polyformer.core.sequence.tokens import Reach, union
 
 Interval = tuple[int, int]
@@ -30,6 +32,13 @@ class Keys:
 
     some: tuple[Interval, ...]
     full: tuple[Interval, ...] = ()
+
+    @classmethod
+    def of_spans(cls, first: Tensor, last: Tensor, length: int) -> "Keys":
+        """Return the keys of queries that see the slots first <= j < last, [B, Tq] each, below `length`."""
+        some = clip(int(first.min()), int(last.max()), length)
+        # Empty if two of the queries have no slot in common.
+        return cls(some, clip(int(first.max()), int(last.min()), length))
 
     def __and__(self, other: "Keys") -> "Keys":
         return Keys(intersect(self.some, other.some), intersect(self.full, other.full))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polyformer.cli.commands import COMMANDS, is_installed, load_command, load_module, options_class
-from polyformer.cli.commands.options import BARE, argument, choices, flag, metavar, nargs, positional_name
+from polyformer.cli.commands.options import BARE, add_argument, argument, choices, positional_name
 from polyformer.core.registry import OTHER_NAMES, unknown_name
 
 LIST_EXAMPLES = """examples:
@@ -153,7 +153,8 @@ def command_line() -> argparse.ArgumentParser:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             if "help" in field.metadata:
-                _add(parser, field, hints[field.name], words)
+                known = choices(hints[field.name]) or words.get(positional_name(field))
+                _mark_paths(add_argument(parser, field, hints[field.name], known))
         for field in dataclasses.fields(cls):
             pattern = field.metadata.get("settings", BARE)
             if pattern != BARE:  # settings of a recipe, or only of its model
@@ -161,20 +162,6 @@ def command_line() -> argparse.ArgumentParser:
                     if re.fullmatch(pattern, setting):
                         parser.add_argument(setting, choices=values or None, help="setting of the recipe")
     return result
-
-
-def _add(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint: Any, words: Any) -> None:
-    options: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
-    if hint is bool:
-        parser.add_argument(flag(field), action="store_true", **options)
-        return
-    options |= {
-        "choices": choices(hint) or words.get(positional_name(field)),
-        "metavar": metavar(field, hint),
-    }
-    if number := nargs(field, hint):
-        options["nargs"] = number
-    _mark_paths(parser.add_argument(field.name if field.metadata["positional"] else flag(field), **options))
 
 
 def _mark_paths(action: Any) -> None:

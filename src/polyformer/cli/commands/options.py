@@ -325,7 +325,7 @@ def parser(name: str, command: Command, argv: list[str]) -> argparse.ArgumentPar
         if group := field.metadata.get("group"):
             result.add_argument_group(*group)
         elif "imports" not in field.metadata:
-            _add_help(result, field, hints[field.name])
+            add_argument(result, field, hints[field.name])
     result.add_argument(
         "--import",
         action="append",
@@ -335,15 +335,20 @@ def parser(name: str, command: Command, argv: list[str]) -> argparse.ArgumentPar
     return result
 
 
-def _add_help(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", hint: Any) -> None:
+def add_argument(
+    parser: argparse.ArgumentParser,
+    field: "dataclasses.Field[Any]",
+    hint: Any,
+    words: list[str] | None = None,
+) -> argparse.Action:
+    """Add a field to a parser that prints help or completes commands; `words`: the choices for its value."""
     options: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
     if hint is bool:
-        parser.add_argument(flag(field), action="store_true", **options)
-        return
+        return parser.add_argument(flag(field), action="store_true", **options)
     if number := nargs(field, hint):
         options["nargs"] = number
     name = field.name if field.metadata["positional"] else flag(field)
-    parser.add_argument(name, metavar=metavar(field, hint), **options)
+    return parser.add_argument(name, metavar=metavar(field, hint), choices=words, **options)
 
 
 def nargs(field: "dataclasses.Field[Any]", hint: Any) -> str | None:

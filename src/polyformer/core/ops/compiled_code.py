@@ -1,4 +1,4 @@
-"""Code that torch compiles, two operations for it, and its cache on disk for later processes.
+"""Code that torch compiles: two operations for it, files that only this user can write, and the compilation.
 
 `row_product` is the product of a single row with a weight, for graphs that torch compiles for a CPU. The
 compiled code is a loop over the weight as it is, joined with the operations behind it. It reads memory faster
@@ -205,8 +205,7 @@ def _check(path: Path, status: os.stat_result, forbidden: int) -> None:
         )
 
 
-MOST_FILES = 200
-"""The most compiled graphs in the cache folder, of about a megabyte each."""
+_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def prepare_inductor() -> None:
@@ -246,9 +245,6 @@ def _use_private_cache() -> None:
         own = tempfile.mkdtemp(prefix="torchinductor_")
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         os.environ[_TORCH_CACHE] = own
-
-
-_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _warn(reason: Exception) -> None:
@@ -334,6 +330,10 @@ def _compiled(file: Path | None, module: fx.GraphModule, inputs: Sequence[Tensor
     if file is not None:
         _store(file, compiled)
     return compiled
+
+
+MOST_FILES = 200
+"""The most compiled graphs in the cache folder, of about a megabyte each."""
 
 
 def _store(file: Path, compiled: Any) -> None:

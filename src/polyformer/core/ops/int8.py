@@ -351,7 +351,6 @@ class Int8Weight(QuantizedWeight):
         self.register_buffer("scale", scale)
 
     def dequantized(self) -> Tensor:
-        """Return the weight [O, I] in floating point."""
         return dequantized(self.weight, self.scale)
 
     def simple_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -361,7 +360,6 @@ class Int8Weight(QuantizedWeight):
         return super().simple_product(x, bias)
 
     def stacked(self, layers: "Sequence[Int8Weight]", biases: Sequence[Tensor | None]) -> StackedWeights:
-        """Return layers in the formats of the fast methods."""
         return StackedWeights([layer.weight for layer in layers], [layer.scale for layer in layers], biases)
 
 

@@ -31,10 +31,12 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
     In byte-level BPE and Unigram a punctuation mark belongs to the word before it, as in fairseq; in
     WordPiece it is a word. A special token is always a word. If no piece has a mark, every token is a word.
     """
+    from tokenizers.models import WordPiece
+
     pieces, model = _pieces(tokenizer), tokenizer.backend.model
     special = np.zeros(len(pieces), dtype=bool)
     special[list(tokenizer.special_ids)] = True
-    if type(model).__name__ == "WordPiece":
+    if isinstance(model, WordPiece):
         prefix = model.continuing_subword_prefix
         return special | np.array([not piece.startswith(prefix) for piece in pieces])
     # A letter of some language, or a piece, may look like a mark: the most frequent is the mark.

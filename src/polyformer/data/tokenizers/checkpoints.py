@@ -185,7 +185,6 @@ class PythonTokenizer(Tokenizer):
         self.loaded = loaded
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
         check_texts(texts)
         options = {"add_special_tokens": False, "split_special_tokens": True}
         return [self.loaded(text, **options)["input_ids"] for text in texts]

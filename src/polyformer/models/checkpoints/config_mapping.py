@@ -168,6 +168,13 @@ def check_required(required: Mapping[str, Any], hub: Tree) -> None:
             )
 
 
+def check_same(name: str, other: str, hub: Tree, why: str = "") -> None:
+    """Raise `InputError` if the option `name` is set, and to another value than the option `other`."""
+    value, expected = hub.get(name), hub[other]
+    if value not in (None, expected):
+        raise InputError(f"config.json: {name} is {quote(value)}, expected {other} {expected}{why}")
+
+
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
     """Return the dotted paths at which two trees differ, with both values."""
     if isinstance(a, dict) and isinstance(b, dict):

@@ -18,7 +18,7 @@ from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, hub_labels, label_names, write_generation
 from polyformer.models.checkpoints.save import find_family
-from polyformer.models.export.graphs import DecoderGraph, SourceGraph, TargetGraph
+from polyformer.models.export.graphs import DecoderGraph, RowsGraph, SourceGraph, TargetGraph
 
 
 def write_description(model: Transformer, folder: Path, longest: int) -> None:
@@ -49,21 +49,18 @@ def _special_tokens(model: Transformer) -> dict[str, int]:
     return {name: token for name, token in named.items() if token is not None}
 
 
-class TextGraph(nn.Module):
-    """An encoder, or a decoder without a cache, for `torch.export`.
+class TextGraph(RowsGraph):
+    """An encoder, or a decoder without a cache.
 
-    inputs: token ids and an attention mask [B, T], and token types [B, T] if the model has several. outputs:
-    the predictions of the head, and the last hidden states [B, T, E].
+    outputs: the predictions of the head, and the last hidden states [B, T, E].
     """
 
+    length = "length"
+
     def __init__(self, model: Transformer):
-        super().__init__()
-        self.model = model
         stack = model.encoder or model.decoder
         assert stack is not None
-        self.layers = tuple(map(str, range(len(stack.sequence))))
-        types = ["token_type_ids"] if model.config.embedding.type_vocab_size > 1 else []
-        self.inputs = "input_ids", "attention_mask", *types
+        super().__init__(model, stack)
         predictions = ["logits", "sentence_logits"] if model.head.predicts_sentence else ["logits"]
         self.outputs = *predictions, "last_hidden_state"
 
@@ -75,15 +72,6 @@ class TextGraph(nn.Module):
         predictions = output.predictions()
         every = predictions if isinstance(predictions, tuple) else (predictions,)
         return *every, output.last_hidden_state
-
-    def example(self, longest: int) -> tuple[Tensor, ...]:
-        """Return inputs of two rows, with more tokens than a block of attention if possible."""
-        shape, device = (2, min(301, longest)), next(self.model.parameters()).device
-        return tuple(torch.ones(shape, dtype=torch.long, device=device) for _ in self.inputs)
-
-    def axes(self) -> dict[str, Any]:
-        """Return the names of the axes that have any size, by argument of `forward`."""
-        return {name: {0: "batch", 1: "length"} for name in self.inputs}
 
 
 class PairGraph(nn.Module):

@@ -4,7 +4,7 @@ A decoder is a single function; an encoder-decoder is two: one reads a source, t
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -119,23 +119,46 @@ def _has_only_cache(state: LayerState) -> bool:
 KINDS = "key", "value"
 
 
-class SourceGraph(nn.Module):
-    """The encoder of an encoder-decoder for `torch.export`, with the projections that the decoder reads.
+class RowsGraph(nn.Module):
+    """Base of the graphs that read whole texts in one stack, for `torch.export`.
 
-    inputs: token ids and an attention mask [B, S], and token types [B, S] if the model has several. outputs:
-    the last hidden states [B, S, E], and for each layer of the decoder its keys and values [B, Hkv, S, D] of
-    the source.
+    inputs: token ids and an attention mask [B, T], and token types [B, T] if the model has several.
     """
 
-    def __init__(self, model: Transformer):
+    length: ClassVar[str]
+    """The name of the axis T."""
+
+    def __init__(self, model: Transformer, stack: Stack):
         super().__init__()
+        self.model = model
+        self.layers = tuple(map(str, range(len(stack.sequence))))
+        types = ["token_type_ids"] if model.config.embedding.type_vocab_size > 1 else []
+        self.inputs = "input_ids", "attention_mask", *types
+
+    def example(self, longest: int) -> tuple[Tensor, ...]:
+        """Return inputs of two rows, with more tokens than a block of attention if possible."""
+        shape, device = (2, min(301, longest)), next(self.model.parameters()).device
+        return tuple(torch.ones(shape, dtype=torch.long, device=device) for _ in self.inputs)
+
+    def axes(self) -> dict[str, Any]:
+        """Return the names of the axes that have any size, by argument of `forward`."""
+        return {name: {0: "batch", 1: self.length} for name in self.inputs}
+
+
+class SourceGraph(RowsGraph):
+    """The encoder of an encoder-decoder, with the projections that the decoder reads.
+
+    outputs: the last hidden states [B, S, E], and for each layer of the decoder its keys and values
+    [B, Hkv, S, D] of the source.
+    """
+
+    length = "source"
+
+    def __init__(self, model: Transformer):
         assert model.decoder is not None
         check_decoder(model)
         assert model.encoder is not None
-        self.model = model
-        self.layers = tuple(map(str, range(len(model.encoder.sequence))))
-        types = ["token_type_ids"] if model.config.embedding.type_vocab_size > 1 else []
-        self.inputs = "input_ids", "attention_mask", *types
+        super().__init__(model, model.encoder)
         projected = (
             f"present.{layer}.encoder.{kind}"
             for layer in range(len(model.decoder.sequence))
@@ -152,15 +175,6 @@ class SourceGraph(nn.Module):
         assert self.model.decoder is not None
         projected = [attention.project_source(hidden) for attention in cross_attentions(self.model.decoder)]
         return hidden, *(tensor for state in projected for tensor in (state.keys, state.values))
-
-    def example(self, longest: int) -> tuple[Tensor, ...]:
-        """Return inputs of two rows, with more tokens than a block of attention if possible."""
-        shape, device = (2, min(301, longest)), next(self.model.parameters()).device
-        return tuple(torch.ones(shape, dtype=torch.long, device=device) for _ in self.inputs)
-
-    def axes(self) -> dict[str, Any]:
-        """Return the names of the axes that have any size, by argument of `forward`."""
-        return {name: {0: "batch", 1: "source"} for name in self.inputs}
 
 
 class TargetGraph(nn.Module):

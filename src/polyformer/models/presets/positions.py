@@ -160,7 +160,6 @@ class DebertaV3Preset(DebertaPreset):
     bias: bool | tuple[str, ...] = True
 
     def position(self) -> PositionConfig:
-        """Return the positions of this version."""
         return DebertaConfig(
             max_relative_positions=512,
             buckets=256,

@@ -230,8 +230,10 @@ class Parallel(Block):
         """Return x + sum_f dropout(f(norm(x)))."""
         # Normalised before the loop: the sums below must not change the input of later sub-layers.
         normed = [normalize(norm, x, valid) for norm in self.norms]
-        for number, sublayer in enumerate(sublayers):
-            x = x + self.dropout(sublayer(normed[number % len(normed)]))
+        if len(normed) == 1:
+            normed *= len(sublayers)  # all sub-layers read one norm
+        for sublayer, read in zip(sublayers, normed):
+            x = x + self.dropout(sublayer(read))
         return x
 
 

@@ -113,7 +113,6 @@ class Dense(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def widen(self) -> None:
-        """Return float32 for x in float16."""
         self.down.__class__ = WideLinear
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
@@ -161,7 +160,6 @@ class Gated(FeedForward):
         self.down = Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def widen(self) -> None:
-        """Return float32 for x in float16."""
         self.down.__class__ = WideLinear
 
     def forward(self, x: Tensor, context: Context | None = None) -> Tensor:

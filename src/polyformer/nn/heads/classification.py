@@ -184,7 +184,6 @@ class Classify(Head):
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
     def divide_logits(self, temperature: float) -> bool:
-        """Divide the last layer by the temperature."""
         return divide_layers(temperature, self.output)
 
     def _end_token_mask(self, inputs: HeadInput) -> Tensor:

@@ -69,5 +69,4 @@ class Distilled(Head):
         return (losses[0] + losses[1]) / 2, lambda: logits
 
     def divide_logits(self, temperature: float) -> bool:
-        """Divide both classifiers by the temperature."""
         return divide_layers(temperature, self.output, self.distilled)

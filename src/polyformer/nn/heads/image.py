@@ -99,7 +99,6 @@ class ClassifyImage(Head):
         return None if labels is None else label_loss(self.problem, logits, labels), lambda: logits
 
     def divide_logits(self, temperature: float) -> bool:
-        """Divide the last layer by the temperature."""
         return divide_layers(temperature, self.output)
 
 

@@ -126,7 +126,6 @@ class CappedOutput(VocabularyOutput):
         return mean_cross_entropy(self.logits(hidden, weight, bias), labels, smoothing)
 
     def logits(self, hidden: Tensor, weight: Tensor | Int8Weight, bias: Tensor | None) -> Tensor:
-        """Return the logits [..., V]."""
         return self.soft_cap * (super().logits(hidden, weight, bias) / self.soft_cap).tanh()
 
 

@@ -4,8 +4,9 @@
            + gathered weights (`shard`: two layers, weights outside of layers, and the gradients of a layer)
            + activations (`predict_activations`), for the number of passes in flight (`peak_activations`)
 
-The sum is an upper bound: gradients are complete only when the activations are freed, except for
-accumulation. Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
+The sum counts gradients and activations in full, although gradients are complete only when the activations
+are freed, except for accumulation. It leaves out temporary tensors of operations, such as a chunk of logits.
+Rajbhandari et al. 2020 (ZeRO), section 3; Korthikanti et al. 2022, section 4.
 
 The communication is counted in bytes that a process sends in one step, by type; it receives the same number.
 For n processes in a ring and N bytes in total: an all-gather and a reduce-scatter send (n - 1) / n N each, an

@@ -124,12 +124,10 @@ class ExpertColumnParallelLinear(ColumnParallelLinear):
     """A `ColumnParallelLinear` in an expert; `copy_to_group` runs once, before tokens go to experts."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the product with the local rows of W, plus the local bias."""
         return self.product(input)
 
     @staticmethod
     def together(x: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
-        """Return the outputs of several layers for x."""
         return [layer(x) for layer in layers]
 
 

@@ -240,7 +240,6 @@ class Writer(Reader, Continuation):
         return from_hub(self.rules if limited else {**self.rules, "max_new_tokens": most})
 
     def start(self, prompt: str) -> list[int]:
-        """Return the token ids of a text that starts with `prompt`, to be continued."""
         return self.checked(prompt, self.tokenizer.encode_prompt(prompt))
 
     def drawing(self) -> torch.Generator | None:

@@ -3,8 +3,8 @@
     y_i = sum_j p_ij v_j        p_ij = softmax, over every j in i's window of some round, of q_i . k_j * scale
 
 A key in the windows of several rounds counts once: in the first of them. (Kitaev et al. 2020, equation 5,
-subtract log c from the score of a key of c rounds, which is equivalent.) A token attends to itself with
-`attend_self`, otherwise only if there is no other key. Padding gives zeros.
+subtract log c from the score of a key of c rounds, which is equivalent.) A token attends to itself only if
+there is no other key. Padding gives zeros.
 
 Each round gathers its tokens in sorted order; blocks of them attend to their own block and to the blocks that
 their windows cover, with an exact mask from the spots. Cost: the scores of R T m pairs, and at most the same
@@ -51,20 +51,17 @@ EXACT = 1 << 22
 
 
 @torch.compiler.disable(reason="windows are walked in Python")
-def sorted_attention(
-    heads: Heads, windows: Windows, context: Context, scale: float, attend_self: bool = True
-) -> Tensor:
+def sorted_attention(heads: Heads, windows: Windows, context: Context, scale: float) -> Tensor:
     """Return the output [B, H, T, Dv] of q, k [B, H, T, D] and v [B, H, T, Dv] of the same tokens."""
     q, _, v = heads
     order, spots = _concatenate_heads(windows, q)
-    blocks = WindowBlocks(windows, order.shape[-1], attend_self, q)
+    blocks = WindowBlocks(windows, order.shape[-1], q)
     shape = len(order), order.shape[-1], -1
     rows = (x.reshape(shape) for x in heads)
     out, lse = SortedAttention.apply(blocks, scale, order, spots, *rows)  # type: ignore[misc]
     out, lse = out.view(v.shape), lse.view(v.shape[:3])
-    if not attend_self:
-        # No other key: the token attends only to itself, which gives v.
-        out = torch.where((lse == -torch.inf).unsqueeze(-1), v, out)
+    # No other key: the token attends only to itself, which gives v.
+    out = torch.where((lse == -torch.inf).unsqueeze(-1), v, out)
     if context.kv_valid is None:
         return out
     return out.masked_fill(~context.kv_valid[:, None, :, None], 0)
@@ -237,7 +234,7 @@ def sorted_attention_with_terms(heads: Heads, windows: Windows, context: Context
     q, k, v = heads
     batch, count, length = k.shape[:3]
     rows = TokenRows(*(x.flatten(0, 2) for x in (q, terms.content(q), k, v)))
-    blocks = WindowBlocks(windows, length, attend_self=False, like=q)
+    blocks = WindowBlocks(windows, length, like=q)
     outputs, sums, seen = [], [], torch.zeros(batch * count, length, dtype=torch.bool, device=q.device)
     for number in range(windows.order.shape[2]):
         order = windows.order[:, :, number].flatten(0, 1)  # [B H, Tk]

@@ -110,8 +110,8 @@ class WindowBlocks:
     A query attends to a key if |spot of query - spot of key - middle| <= radius.
     """
 
-    def __init__(self, windows: Windows, length: int, attend_self: bool, like: Tensor):
-        self.length, self.attend_self = length, attend_self
+    def __init__(self, windows: Windows, length: int, like: Tensor):
+        self.length = length
         self.block = min(max(windows.size, MIN_BLOCK), MAX_BLOCK, length)
         self.count = -(-length // self.block)
         self.back = min(-(-(windows.size - 1) // self.block), self.count - 1)
@@ -185,7 +185,7 @@ class Round:
     def scores(self, q: Tensor, k: Tensor, start: int, stop: int) -> Tensor:
         """Return scores [n, block, width] of the blocks start..stop, far below 0 for masked keys.
 
-        Masked are keys outside the window, and keys in the window of an earlier round.
+        Masked are keys outside the window, keys in the window of an earlier round, and the token itself.
         """
         scores = torch.bmm(q[start:stop], k[start:stop].mT)
         *earlier, own = range(len(self.query_spots))
@@ -195,6 +195,5 @@ class Round:
             radius = self.blocks.radius
             unseen = unseen.gt_(radius) if number == own else unseen.le_(radius)
             scores.sub_(unseen, alpha=MASKED)
-        if not self.blocks.attend_self:
-            scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-MASKED)
+        scores.diagonal(self.blocks.back * self.blocks.block, 1, 2).fill_(-MASKED)
         return scores

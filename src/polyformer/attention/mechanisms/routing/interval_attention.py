@@ -22,6 +22,16 @@ the computation. All runs together are no longer than the keys and an interval f
 With the terms of a position scheme every tile has the keys of a single cluster, so that all its scores belong
 to one head. Neighbours in a cluster may have any distance, so the scheme's tables are looked up pair by pair
 (`tile_attention`).
+
+Which form runs:
+
+    definition                        recorded weights, the backend "definition", and a single causal query
+    interval_attention                all other calls without a position scheme
+    interval_attention_with_terms     all other calls with a position scheme
+
+None replaces another: on one core, tiles with terms take 2.2 times as long as `interval_attention` in
+training at 1,024 and 4,096 tokens, and sorting the keys for a single query 4 to 10 times as long as the
+definition (2026-11-30, float32).
 """
 
 import dataclasses

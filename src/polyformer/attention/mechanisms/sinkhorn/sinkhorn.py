@@ -223,11 +223,16 @@ class Sinkhorn(Mechanism):
 
     def _sort(self, keys: Tensor, values: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
         """Return sorted keys and values [B, H, N, size, D] of all blocks, and log m [B, H, N, size]."""
+        s, filled = self._sort_means(keys, blocks)
+        self._record_sorting(s, blocks, own=True)
+        return sort_blocks(s, keys, values, filled)
+
+    def _sort_means(self, keys: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """Return S for the mean key of every block, and which places have a token, [B, 1, N, size, 1]."""
         filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
         means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
         s, _ = self._permutation(means, blocks, None, causal=False)
-        self._record_sorting(s, blocks, own=True)
-        return sort_blocks(s, keys, values, filled)
+        return s, filled
 
     def _sort_causal(
         self,
@@ -345,9 +350,7 @@ class SortCut(Sinkhorn):
         self, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, context: Context, state: SinkhornState | None
     ) -> tuple[Tensor, SinkhornState | None]:
         keys, values = (to_blocks(x, blocks.query_index) for x in (k, v))
-        filled = blocks.filled[:, None, :, :, None].to(keys.dtype)
-        means = keys.sum(3) / filled.sum(3).clamp_min(1.0)
-        s, _ = self._permutation(means, blocks, None, causal=False)
+        s, filled = self._sort_means(keys, blocks)
         single = context.kv_doc is None
         self._record_sorting(s[:, :, : self.cut], blocks, own=False)
         index, exists = first_blocks(blocks, self.cut, single)

@@ -8,6 +8,7 @@ import dataclasses
 import html
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -256,15 +257,10 @@ def comparison(run: Run) -> str:
     rows |= {f"this model, {split}": metrics for split, metrics in scores.items()}
     if not rows:
         return ""
-    names = list(dict.fromkeys(name for metrics in rows.values() for name in metrics))
-    cells = {
-        title: [number(metrics[name]) if name in metrics else "" for name in names]
-        for title, metrics in rows.items()
-    }
-    parts = [table("", [name.replace("_", " ") for name in names], cells)]
+    parts = [metrics_table(rows)]
     if not run.facts.get("baselines"):
         return section("Metrics", "Of held-out rows, which the model has not read.", *parts)
-    candidates = ("bits_per_byte", run.task.best, "loss", *names)
+    candidates = ("bits_per_byte", run.task.best, "loss", *metric_names(rows))
     name = next(
         (name for name in candidates if all(has_bar(metrics, name) for metrics in rows.values())), None
     )
@@ -289,13 +285,23 @@ def evaluations(run: Run) -> str:
     rows = run.facts.get("evaluations", {})
     if not rows:
         return ""
-    names = list(dict.fromkeys(name for metrics in rows.values() for name in metrics))
+    text = "Metrics of the trained model on these data, by polyformer evaluate."
+    return section("Evaluations", text, metrics_table(rows))
+
+
+def metrics_table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table with a column for each metric of any row; a row without a metric has an empty cell."""
+    names = metric_names(rows)
     cells = {
         title: [number(metrics[name]) if name in metrics else "" for name in names]
         for title, metrics in rows.items()
     }
-    text = "Metrics of the trained model on these data, by polyformer evaluate."
-    return section("Evaluations", text, table("", [name.replace("_", " ") for name in names], cells))
+    return table("", [name.replace("_", " ") for name in names], cells)
+
+
+def metric_names(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the names of the metrics of all rows, in the order of their first appearance."""
+    return list(dict.fromkeys(name for metrics in rows.values() for name in metrics))
 
 
 def curves(run: Run) -> str:

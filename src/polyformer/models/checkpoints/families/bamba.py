@@ -3,12 +3,17 @@
 import re
 from typing import Any, ClassVar
 
-from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import Tree, flag, option, with_defaults
 from polyformer.models.checkpoints.families.experts import ExpertsFamily
 from polyformer.models.checkpoints.families.layers import in_turn, of_layers
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
-from polyformer.models.checkpoints.families.mamba2 import INFINITY, mixer_keys, step_limits, write_limits
+from polyformer.models.checkpoints.families.mamba2 import (
+    INFINITY,
+    check_inner_width,
+    mixer_keys,
+    step_limits,
+    write_limits,
+)
 from polyformer.models.checkpoints.family import register
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
@@ -86,12 +91,7 @@ class Bamba(ExpertsFamily):
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for heads that do not cover the inner width."""
         super().check(hub)
-        inner, heads = hub["mamba_expand"] * hub["hidden_size"], hub["mamba_n_heads"] * hub["mamba_d_head"]
-        if inner != heads:
-            raise InputError(
-                f"config.json: mamba_expand is {quote(hub['mamba_expand'])}, expected mamba_n_heads x "
-                f"mamba_d_head = {heads} to be mamba_expand x hidden_size = {inner}"
-            )
+        check_inner_width(hub, "mamba_expand", "mamba_n_heads", "mamba_d_head")
 
     def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
         """Return whether the layer of a tensor has this kind of attention."""

@@ -16,8 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from polyformer.attention.positions import SinusoidalConfig
-from polyformer.core.errors import InputError, quote
-from polyformer.models.checkpoints.config_mapping import Option, Tree, flag, option, with_defaults
+from polyformer.models.checkpoints.config_mapping import Option, Tree, check_same, flag, option, with_defaults
 from polyformer.models.checkpoints.families.bigbird import BlockSparseFamily
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
@@ -321,12 +320,8 @@ class Marian(Bart):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for another vocabulary of the decoder."""
-        own, other = hub["vocab_size"], hub["decoder_vocab_size"]
-        if other not in (None, own):
-            raise InputError(
-                f"config.json: decoder_vocab_size is {quote(other)}, expected vocab_size {own}; "
-                "a decoder with a vocabulary of its own is not there"
-            )
+        why = "; a decoder with a vocabulary of its own is not there"
+        check_same("decoder_vocab_size", "vocab_size", hub, why)
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the vocabulary of the decoder, which is the encoder's."""

@@ -9,9 +9,10 @@ whole number of blocks: transformers' blocks belong to the padded row, ours to e
 Zaheer et al. 2020.
 """
 
-import re
 from typing import ClassVar
 
+from polyformer.attention.patterns import BlockWindow, Pattern, Random
+from polyformer.attention.patterns.base import patterns_in
 from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
     Tree,
@@ -70,20 +71,19 @@ class BlockSparseFamily(FamilyTables):
         set_path(tree, PATTERN, pattern)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """Return the options of the pattern, which is parsed as text; none without an encoder."""
+        """Return the options of the pattern; none without an encoder."""
         if tree["encoder"] is None:
             return {}
         text = get_path(tree, PATTERN)
         if text is None:
             return {"attention_type": "original_full"}
-        # A pattern is text in our trees.
-        block = re.search(r"BlockWindow\(size=(\d+)", text)
-        random = re.search(r"Random\(blocks=(\d+)", text)
-        return {
-            "attention_type": "block_sparse",
-            "block_size": int(block[1]) if block else 64,
-            "num_random_blocks": int(random[1]) if random else 3,
-        }
+        hub: Tree = {"attention_type": "block_sparse", "block_size": 64, "num_random_blocks": 3}
+        for part in patterns_in(Pattern.from_text(text)):
+            if isinstance(part, BlockWindow):
+                hub["block_size"] = part.size
+            elif isinstance(part, Random):
+                hub["num_random_blocks"] = part.blocks
+        return hub
 
 
 # Tensors of the pooler in classes without pooling.

@@ -17,6 +17,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.models.checkpoints.config_mapping import (
     Tree,
     activation,
+    check_same,
     get_path,
     read_options,
     with_defaults,
@@ -126,12 +127,8 @@ class DebertaFamily(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for parts of another width, and for terms without `relative_attention`."""
-        width = hub["hidden_size"]
         for name in ("embedding_size", "pooler_hidden_size"):
-            if hub.get(name) not in (None, width):
-                raise InputError(
-                    f"config.json: {name} is {quote(hub[name])}, and only hidden_size {width} is supported"
-                )
+            check_same(name, "hidden_size", hub)
         terms = _terms(hub)
         if bool(terms) != bool(hub["relative_attention"]) or set(terms) - {"c2p", "p2c"}:
             raise InputError(

@@ -132,12 +132,7 @@ class Mamba2(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for heads that do not cover the inner width, and for wrong limits of steps."""
-        inner, heads = hub["expand"] * hub["hidden_size"], hub["num_heads"] * hub["head_dim"]
-        if inner != heads:
-            raise InputError(
-                f"config.json: expand is {hub['expand']}, expected num_heads x head_dim = {heads} to be "
-                f"expand x hidden_size = {inner}"
-            )
+        check_inner_width(hub, "expand", "num_heads", "head_dim")
         if hub["num_heads"] % hub["n_groups"]:
             raise InputError(
                 f"config.json: n_groups is {hub['n_groups']}, expected a divisor of the {hub['num_heads']} "
@@ -155,6 +150,16 @@ class Mamba2(Family):
         mechanism = attention["mechanism"]
         inner = attention["num_attention_heads"] * (attention["head_size"] or 0)
         return {"expand": inner // tree["hidden_size"], **write_limits(mechanism)}
+
+
+def check_inner_width(hub: Tree, expand: str, heads: str, width: str) -> None:
+    """Raise `InputError` if heads do not cover the inner width; the names of the options differ by family."""
+    inner, covered = hub[expand] * hub["hidden_size"], hub[heads] * hub[width]
+    if inner != covered:
+        raise InputError(
+            f"config.json: {expand} is {quote(hub[expand])}, expected {heads} x {width} = {covered} to be "
+            f"{expand} x hidden_size = {inner}"
+        )
 
 
 def step_limits(hub: Tree) -> Tree:

@@ -16,6 +16,7 @@ from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.checkpoints.config_mapping import (
     Tree,
     activation,
+    check_same,
     flag,
     get_path,
     option,
@@ -99,12 +100,8 @@ class Opt(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for token vectors of another width than the layers."""
-        width, own = hub["word_embed_proj_dim"], hub["hidden_size"]
-        if width not in (None, own):
-            raise InputError(
-                f"config.json: word_embed_proj_dim is {quote(width)}, expected hidden_size {own}; "
-                "projections without biases before and after the layers are not there"
-            )
+        why = "; projections without biases before and after the layers are not there"
+        check_same("word_embed_proj_dim", "hidden_size", hub, why)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the block, and whether there is a norm at the end."""

@@ -177,7 +177,6 @@ class SmolLM3(PartlyRotated):
         return super().fits(config) and (config.origin is not None or bool(position.get("rotated")))
 
     def rotated(self, hub: Tree) -> list[bool]:
-        """Return whether each layer is rotated."""
         every, layers = hub["no_rope_layer_interval"], range(hub["num_hidden_layers"])
         return [bool(flag) for flag in hub["no_rope_layers"] or [(i + 1) % every for i in layers]]
 

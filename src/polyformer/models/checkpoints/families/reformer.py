@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import BlockWindow, Pattern
 from polyformer.attention.positions import AxialConfig, LearnedConfig
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints.config_mapping import Tree, get_path, option
@@ -241,9 +242,12 @@ def _write_lsh(mechanism: Tree) -> Tree:
 
 
 def _write_local(mechanism: Tree) -> Tree:
-    match = re.fullmatch(r"BlockWindow\(size=(\d+), before=(\d+), after=0\)", mechanism.get("pattern") or "")
+    text = mechanism.get("pattern")
+    pattern = None if text is None else Pattern.from_text(text)
+    if not isinstance(pattern, BlockWindow) or pattern.after:
+        pattern = BlockWindow(64, before=1, after=0)  # transformers' default
     return {
-        "local_attn_chunk_length": int(match[1]) if match else 64,
-        "local_num_chunks_before": int(match[2]) if match else 1,
+        "local_attn_chunk_length": pattern.size,
+        "local_num_chunks_before": pattern.before,
         "local_attention_probs_dropout_prob": mechanism.get("dropout", 0.0),
     }

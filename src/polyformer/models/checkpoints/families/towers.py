@@ -375,7 +375,6 @@ class TowersFamily(Family):
         return linked
 
     def ignores(self, key: str) -> bool:
-        """Return whether a tensor has no weights."""
         return key.endswith("embeddings.position_ids")
 
     def expects(self, key: str) -> bool:

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.models.architectures import VisionConfig, VisionTransformer
-from polyformer.models.checkpoints.config_mapping import Option, Tree, activation, option, projection_biases
+from polyformer.models.checkpoints.config_mapping import (
+    Option,
+    Tree,
+    activation,
+    check_same,
+    option,
+    projection_biases,
+)
 from polyformer.models.checkpoints.families.common import pooled
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Converter, Unsqueezed, layered
@@ -114,9 +121,7 @@ class ViT(Family):
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for a pooler of another width than the model's."""
-        width, own = hub["pooler_output_size"], hub["hidden_size"]
-        if width not in (None, own):
-            raise InputError(f"config.json: pooler_output_size is {quote(width)}, expected hidden_size {own}")
+        check_same("pooler_output_size", "hidden_size", hub)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set whether there is a pooler."""
