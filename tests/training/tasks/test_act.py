@@ -115,7 +115,7 @@ def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
     if discrete:
         assert score["accuracy"] > 0.75 > score["baseline_accuracy"]
         # what the return says is what is done: asked for the opposite, it acts otherwise
-        batch = next(fitted.task.held_out(fitted.splits.validation).batches.epoch(0))[1]
+        batch = next(fitted.task.rows.held_out(fitted.splits.validation).batches.epoch(0))[1]
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         asked = {**inputs, "returns_to_go": -inputs["returns_to_go"]}
         with torch.no_grad():

@@ -51,8 +51,8 @@ def test_a_model_of_even_chances_costs_the_logarithm_of_its_tokens():
 def test_every_pixel_is_measured_once_from_those_before_it():
     task, model = build()
     rows = images(5)
-    held = task.held_out(rows)
-    total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    held = task.rows.held_out(rows)
+    total = sum(task.metrics.totals(model, batch) for _, batch in held.batches.epoch(0))
     assert isinstance(total, torch.Tensor)
     nats = 0.0
     for row in rows:
@@ -157,9 +157,9 @@ def test_images_of_another_size_are_refused():
     task, _ = build()
     other = {"image": bytes(12), "height": 3, "width": 4}
     with pytest.raises(InputError, match=r"image: expected 4 x 3 pixels, .* got 3 x 4 and 12 bytes"):
-        task.prepare([*images(1), other])
+        task.rows.prepare([*images(1), other])
     with pytest.raises(InputError, match=r"image: expected 4 x 3 pixels, .* got 4 x 3 and 11 bytes"):
-        task.prepare([{"image": bytes(11), "height": 4, "width": 3}])
+        task.rows.prepare([{"image": bytes(11), "height": 4, "width": 3}])
 
 
 def test_options_are_checked():

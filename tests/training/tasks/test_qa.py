@@ -39,7 +39,7 @@ def build(tokenizer: Tokenizer, **options: Any) -> QuestionAnswering:
 
 
 def test_labels_are_the_answer_where_a_window_has_it(tokenizer: Tokenizer):
-    rows = build(tokenizer).prepare(ROWS[2:])
+    rows = build(tokenizer).rows.prepare(ROWS[2:])
     texts = []
     for row in rows:
         first, last = row["labels"]
@@ -50,7 +50,7 @@ def test_labels_are_the_answer_where_a_window_has_it(tokenizer: Tokenizer):
 
 
 def test_a_long_question_loses_its_end(tokenizer: Tokenizer):
-    row = build(tokenizer).prepare([{**ROWS[0], "question": "Where " * 10}])[0]
+    row = build(tokenizer).rows.prepare([{**ROWS[0], "question": "Where " * 10}])[0]
     assert row["input_ids"][:22] == [tokenizer.cls_id, *("Where " * 10).encode()[:20], tokenizer.sep_id]
 
 
@@ -142,8 +142,8 @@ def test_a_trained_model_is_scored(tokenizer: Tokenizer):
 def test_questions_without_answers(tokenizer: Tokenizer):
     none = [asked("Where is Dora?")]
     with pytest.raises(InputError, match=r"answers: 'Where is Dora\?' has none; set task.unanswerable"):
-        build(tokenizer).prepare(none)
-    assert [row["labels"].tolist() for row in build(tokenizer, unanswerable=True).prepare(none)] == [
+        build(tokenizer).rows.prepare(none)
+    assert [row["labels"].tolist() for row in build(tokenizer, unanswerable=True).rows.prepare(none)] == [
         [0, 0]
     ] * 2
 
@@ -153,6 +153,6 @@ def test_refuses(tokenizer: Tokenizer):
     with pytest.raises(
         InputError, match="answers: expected 'Oslo' at character 3 of the context, got 'a li'"
     ):
-        build(tokenizer).prepare([wrong])
+        build(tokenizer).rows.prepare([wrong])
     with pytest.raises(InputError, match=r"stride: expected at most 41, .* got 50"):
         QuestionAnsweringConfig(**{**SIZES, "stride": 50})

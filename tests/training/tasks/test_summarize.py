@@ -58,14 +58,14 @@ def test_the_lead():
 
 
 def test_long_sides_are_cut_and_counted(task: Summarization):
-    rows = task.prepare(ROWS)
+    rows = task.rows.prepare(ROWS)
     assert [len(row["input_ids"]) for row in rows] == [16, 3]
     assert [len(row["labels"]) for row in rows] == [8, 6]
-    assert rows[0]["input_ids"][-1] == rows[1]["labels"][-1] == task.eos
-    assert rows[0]["labels"][-1] != task.eos, "a summary that is cut does not end there"
+    assert rows[0]["input_ids"][-1] == rows[1]["labels"][-1] == task.rows.eos
+    assert rows[0]["labels"][-1] != task.rows.eos, "a summary that is cut does not end there"
     assert task.tokenizer.decode(rows[0]["labels"]) == "The cat "
     assert task.notes == ["1 of 2 sources are cut to 16 tokens", "1 of 2 summaries are cut to 8 tokens"]
-    assert task.positions == 16
+    assert task.architecture.positions == 16
 
 
 def test_scores_beside_the_lead(task: Summarization, model: Transformer, monkeypatch: pytest.MonkeyPatch):

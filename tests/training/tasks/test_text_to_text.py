@@ -65,17 +65,17 @@ def test_training_reads_the_mixture(folder: Path):
     """Three tasks as pairs, the fourth with sentinels; nothing that the model does not take."""
     task = built(config(folder, limit=10))
     assert task.notes == []
-    batches = task.training_batches(config(folder).own_data.train, seed=1)
+    batches = task.rows.training_batches(config(folder).own_data.train, seed=1)
     (note,) = task.notes
     assert note.startswith("mixture: mood 11.5% (3 examples), de 38.5% (29 examples)")
     model, sources = tiny(task), set()
     for _, batch in batches.epoch(0):
         assert {*batch} == {"input_ids", "labels", "attention_mask"}
-        assert torch.isfinite(task.loss(model, batch))
+        assert torch.isfinite(task.objective.loss(model, batch))
         sources |= {task.tokenizer.decode(row) for row in batch["input_ids"].tolist()}
-        sentinels = {task.sentinels[0]} & {*batch["input_ids"].flatten().tolist()}
+        sentinels = {task.rows.sentinels[0]} & {*batch["input_ids"].flatten().tolist()}
         if sentinels:
-            assert (batch["labels"] == task.sentinels[0]).any()
+            assert (batch["labels"] == task.rows.sentinels[0]).any()
             sources.add("spans")
     assert {"mood: dull", "to German: go", "a long text", "spans"} <= sources
 
@@ -84,12 +84,14 @@ def test_metrics_of_each_part(folder: Path, monkeypatch: pytest.MonkeyPatch):
     task = built(config(folder))
     model, rows = tiny(task), config(folder).own_data.validation
     assert rows is not None
-    values = task.measure(model, task.held_out(rows))
+    values = task.metrics.measure(model, task.rows.held_out(rows))
     assert {*values} == {"loss", "perplexity", *(f"{name}_loss" for name in PARTS)}
     assert min(values[f"{name}_loss"] for name in PARTS) <= values["loss"]
-    assert values == task.measure(model, task.held_out(rows)), "spans of held-out texts are drawn once"
+    assert values == task.metrics.measure(model, task.rows.held_out(rows)), (
+        "spans of held-out texts are drawn once"
+    )
     with torch.no_grad():
-        (only,) = task.prepare_part("short", [row for row in rows if row["task"] == "short"])
+        (only,) = task.rows.prepare_part("short", [row for row in rows if row["task"] == "short"])
         loss = model(torch.tensor([only["input_ids"]]), labels=torch.tensor([only["labels"]])).loss
     assert values["short_loss"] == pytest.approx(float(loss), rel=1e-5)
     targets = {row["source"]: row["target"] for row in rows}
@@ -107,10 +109,10 @@ def test_a_label_is_right_letter_for_letter():
 
 def test_long_texts_are_cut(folder: Path):
     task = built(config(folder, max_length=4, max_target=3))
-    (row,) = task.prepare_part("de", [{"source": "abcdef", "target": "abcdef"}])
+    (row,) = task.rows.prepare_part("de", [{"source": "abcdef", "target": "abcdef"}])
     assert task.tokenizer.decode(row["input_ids"]) == "abc"
     assert task.tokenizer.decode(row["labels"]) == "abc"
-    assert task.max_generated(100) == 3
+    assert task.rows.max_generated(100) == 3
 
 
 def recipe(folder: Path) -> Recipe:

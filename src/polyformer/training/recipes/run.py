@@ -146,7 +146,7 @@ class Run:
         """Return the module for the metrics: the model, with its auxiliary models if there are any."""
         if not self.finished:
             return self._unfinished(device)[1]
-        return self.task.training_module(self.model(device), self.folder)
+        return self.task.objective.training_module(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
         """Return the trained model; for an unfinished run, the model of its last checkpoint."""
@@ -172,7 +172,7 @@ class Run:
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
         model: Any = build_model(read_config(self.folder))
-        joined = self.task.training_module(model)
+        joined = self.task.objective.training_module(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)
         model.labels = tuple(getattr(self.task, "labels", ()))
@@ -345,4 +345,4 @@ def task_of(model: Any) -> ImageClassification:
 def brought(task: ImageClassification) -> DataConfig:
     """Return the data options that convert images to the size and the colour mode of `task`."""
     mode = "grey" if task.config.channels == 1 else "rgb"
-    return DataConfig(image_size=task.size, image_mode=mode, streaming=True)
+    return DataConfig(image_size=task.rows.size, image_mode=mode, streaming=True)
