@@ -27,6 +27,7 @@ from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
 from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import PIECE_FILES
 from polyformer.models.architectures import (
     Transformer,
     VisionConfig,
@@ -263,8 +264,6 @@ def check_data(run: Run, now: Fingerprint) -> None:
 
 def tokenizer_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in the folder of a run that decides the ids of a text."""
-    from polyformer.data.tokenizers.checkpoints import PIECE_FILES  # imports the library of tokenizers
-
     names = "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *PIECE_FILES
     files = [folder / name for name in names if (folder / name).is_file()]
     return {file.name: of_file(file)["sha256"] for file in files}

@@ -211,6 +211,7 @@ class Task:
 
     `rows` prepares data and arranges batches, `architecture` states the model that the task needs,
     `objective` defines the loss and `metrics` measures. The methods of a subclass predict for the user.
+    `best` and `direction` are those of the metrics, `notes` those of the rows.
     """
 
     command: ClassVar[str]
@@ -242,21 +243,9 @@ class Task:
         self.architecture: Any = architecture
         self.metrics: Any = metrics
         self.objective: Any = objective or ModelLoss()
-
-    @property
-    def best(self) -> str:
-        """Return the metric that compares checkpoints."""
-        return self.metrics.best
-
-    @property
-    def direction(self) -> Literal["min", "max"]:
-        """Return whether less ("min") or more ("max") of the `best` metric is better."""
-        return self.metrics.direction
-
-    @property
-    def notes(self) -> list[str]:
-        """Return sentences for the user about the prepared data."""
-        return self.rows.notes
+        self.best: str = metrics.best
+        self.direction: Literal["min", "max"] = metrics.direction
+        self.notes: list[str] = rows.notes
 
     @property
     def finishes(self) -> bool:
