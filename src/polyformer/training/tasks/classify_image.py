@@ -60,8 +60,9 @@ class ImageClassificationConfig(TaskConfig):
         first = next(iter(rows))
         size = self.image_size or (first["height"], first["width"])
         channels = self.channels or len(first["image"]) // (first["height"] * first["width"])
-        way = "; put images of another label in a folder next to it, or train a model of pixels with "
-        labels = self.labels or labels_of(rows, "image", f"{way}--task.kind image")
+        folder = "put images of another label in a folder next to it"
+        pixels = "or train a model of pixels with --task.kind image"
+        labels = self.labels or labels_of(rows, "image", f"{folder}, {pixels}")
         sized = dataclasses.replace(self, labels=labels, image_size=size, channels=channels)
         if sized.mean is not None and sized.std is not None:
             return sized

@@ -31,18 +31,16 @@ def check_labels(labels: Sequence[str] | None) -> None:
         raise InputError(f"labels: expected two or more different ones, got {', '.join(labels) or 'none'}")
 
 
-def labels_of(rows: Rows, what: str, way: str = "") -> tuple[str, ...]:
+def labels_of(rows: Rows, what: str, *ways: str) -> tuple[str, ...]:
     """Return the labels of the training `rows`, sorted.
 
-    Raises `InputError` for fewer than two labels, and for labels that differ only in case. `what` and `way`
-    are parts of the first message: the type of a row, and an alternative.
+    Raises `InputError` for fewer than two labels, and for labels that differ only in case. The
+    first message names `what` a row is, and ends with the `ways` out.
     """
     labels = {str(row["label"]) for row in rows}
     if len(labels) < 2:
-        raise InputError(
-            f"labels: every training {what} has the same one, {quote(labels.pop())}; two or more are "
-            f"needed{way}"
-        )
+        problem = f"labels: every training {what} has the same one, {quote(labels.pop())}"
+        raise InputError("; ".join([problem, "two or more are needed", *ways]))
     spellings: dict[str, str] = {}
     for label in sorted(labels):
         other = spellings.setdefault(label.casefold(), label)

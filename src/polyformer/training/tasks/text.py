@@ -206,6 +206,14 @@ class TextRows(TaskRows):
         return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
 
 
+WITH_ARTICLE = {
+    "decoder": "a decoder",
+    "encoder": "an encoder",
+    "encoder-decoder": "an encoder-decoder",
+}
+"""The stacks of a model, in a sentence."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TextArchitecture:
     """The model of texts that a task needs.
@@ -252,9 +260,8 @@ class TextArchitecture:
             raise InputError(f"model: this task needs {self.stacks} stacks, got a model that reads no text")
         has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
         if has != self.stacks:
-            raise InputError(
-                f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
-            )
+            expected, actual = WITH_ARTICLE[self.stacks], WITH_ARTICLE.get(has, "no stack")
+            raise InputError(f"model: this task needs {expected} model, got one with {actual}")
         if self.packs_documents:
             for stack in (config.encoder, config.decoder):
                 if stack is not None:
