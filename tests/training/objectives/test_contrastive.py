@@ -68,12 +68,12 @@ def test_pairs_are_found_by_their_numbers():
 
 @pytest.mark.parametrize("numbers", [[1, 0, 0], [1, 1, 1], [1, 2, 0], [1, 1, 2]])
 def test_numbers_that_make_no_pairs_are_refused(numbers: list[int]):
-    with pytest.raises(InputError, match="pair_ids: expected every number but 0 twice in its row"):
+    with pytest.raises(InputError, match="pair_ids: "):
         pairs_of(torch.zeros(1, 3, 2), torch.tensor([numbers]))
 
 
 def test_four_of_a_number_are_refused():
-    with pytest.raises(InputError, match="twice in its row"):
+    with pytest.raises(InputError, match="pair_ids: "):
         pairs_of(torch.zeros(1, 4, 2), torch.ones(1, 4, dtype=torch.long))
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.host_values import IGNORED
 from polyformer.data import TokenizerConfig
@@ -98,8 +97,3 @@ def test_a_run_prints_the_sentences(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines()[-1] in SENTENCES
     assert main(["translate", str(tmp_path / "run"), "A text.", "--num-beams", "2"]) == 2
     assert "sentences are chosen, not generated; leave out --num-beams" in capsys.readouterr().err
-
-
-def test_what_is_refused():
-    with pytest.raises(InputError, match="sentences: expected 1 or more, got 0"):
-        ExtractConfig(sentences=0)

@@ -134,19 +134,6 @@ def test_generation_continues_a_document(tokenizer: Tokenizer):
     assert not text.startswith("ab")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"row_length": 1}, "row_length: expected 2 or more, got 1"),
-        ({"row_length": 8, "overlap": 8}, r"overlap: expected 1 to 7 \(row_length - 1\), got 8"),
-        ({"batch_tokens": 8}, "batch_tokens: expected row_length, 256, or more, got 8"),
-    ],
-)
-def test_options_are_checked(options: dict[str, int], message: str):
-    with pytest.raises(InputError, match=message):
-        LanguageModellingConfig(**options)
-
-
 def test_an_encoder_cannot_do_it(tokenizer: Tokenizer):
     task = LanguageModellingConfig().build(tokenizer)
     with pytest.raises(InputError, match="model: this task needs a decoder model, got one with an encoder"):

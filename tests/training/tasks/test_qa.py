@@ -154,5 +154,3 @@ def test_refuses(tokenizer: Tokenizer):
         InputError, match="answers: expected 'Oslo' at character 3 of the context, got 'a li'"
     ):
         build(tokenizer).rows.prepare([wrong])
-    with pytest.raises(InputError, match=r"stride: expected at most 41, .* got 50"):
-        QuestionAnsweringConfig(**{**SIZES, "stride": 50})

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from fitted import learned
 
-from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
@@ -125,12 +124,3 @@ def test_it_learns(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
 def test_by_default_albert_hides_runs_of_words():
     assert SentenceOrderConfig().masking == MaskingConfig(unit="word", longest=3)
     assert NextSentenceConfig().masking == MaskingConfig()
-
-
-def test_refuses(tokenizer: Tokenizer):
-    with pytest.raises(InputError, match="text: no document has two sentences"):
-        build(SentenceOrderConfig, tokenizer).rows.prepare([{"text": "one alone."}])
-    with pytest.raises(InputError, match="documents: expected two or more"):
-        build(NextSentenceConfig, tokenizer).rows.prepare(ROWS[:1])
-    with pytest.raises(InputError, match="short_share: expected a share"):
-        NextSentenceConfig(short_share=-1)

@@ -99,8 +99,6 @@ def test_a_recipe_fits_the_images_of_a_folder(tmp_path: Path):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="factor: expected a divisor of the height 4 and the width 2, got 3"):
         build(factor=3)
-    with pytest.raises(InputError, match="factor: expected 2 or more, got 1"):
-        build(factor=1)
     with pytest.raises(InputError, match="made for images of 4 x 2 x 3, and the data's are 2 x 1 x 3"):
         build(small=(4, 2, 3))
     task, _ = build()

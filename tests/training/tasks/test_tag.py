@@ -79,18 +79,6 @@ def test_what_is_measured_is_what_is_predicted(task: Tagging):
     assert held["recall"] == pytest.approx(both / 3)
 
 
-def test_an_unseen_tag_is_named(task: Tagging):
-    with pytest.raises(
-        InputError, match="label: 'B-ORG' was not seen in training, which had 'B-LOC', 'B-PER'"
-    ):
-        task.rows.held_out([{"tokens": ["x"], "tags": ["B-ORG"]}])
-
-
-def test_words_and_tags_must_be_as_many(task: Tagging):
-    with pytest.raises(InputError, match="tags: expected one for each of 2 words, got 1"):
-        task.rows.prepare([{"tokens": ["x", "y"], "tags": ["O"]}])
-
-
 def test_long_sentences_are_refused_or_dropped(task: Tagging):
     config = TaggingConfig(max_length=10).resolve(ROWS)
     with pytest.raises(InputError, match=r"sentence 1 \('Anna flew.*'drop'"):

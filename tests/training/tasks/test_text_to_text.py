@@ -12,7 +12,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.recipe import find_recipe
-from polyformer.training.tasks import MixturePart, TextToText, TextToTextConfig
+from polyformer.training.tasks import TextToText, TextToTextConfig
 from polyformer.training.tasks.text_to_text import measured
 
 PARTS: dict[str, Any] = {
@@ -144,17 +144,9 @@ def test_the_recipe_of_the_package_is_one():
 
 
 def test_what_is_refused(folder: Path):
-    with pytest.raises(InputError, match="parts: expected a task or more"):
-        _ = TextToTextConfig().own_data
-    with pytest.raises(InputError, match="prefix, words: texts whose spans are removed have none"):
-        MixturePart(form="spans", prefix="x")
     with pytest.raises(InputError, match=r"parts\.a\.words: no word for '0'"):
         _ = config(folder, parts={"a": {**PARTS["mood"], "words": {"1": "good"}}}).own_data
     with pytest.raises(InputError, match="expected data with a path, read in memory"):
         _ = config(folder, parts={"a": {"prefix": "x"}}).own_data
     with pytest.raises(InputError, match=r"none\.tsv: no such file"):
         _ = config(folder, parts={"a": {"data": {"path": "none.tsv"}}}).own_data
-    with pytest.raises(InputError, match=r"unknown .*form 'tag'"):
-        config(folder, parts={"a": {"form": "tag"}})
-    with pytest.raises(InputError, match="temperature: expected a number above 0, got 0"):
-        config(folder, temperature=0)

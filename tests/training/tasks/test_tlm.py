@@ -5,7 +5,6 @@ import pytest
 import torch
 from fitted import learned
 
-from polyformer import InputError
 from polyformer.data import MaskingConfig, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
@@ -83,10 +82,3 @@ def test_it_learns():
     assert before["loss"] > 4
     assert after["loss"] < 1
     assert after["accuracy"] > 0.9
-
-
-def test_refuses():
-    with pytest.raises(InputError, match=r"languages\[1\]: expected 0 or more"):
-        TranslationModellingConfig(languages=(0, -1))
-    with pytest.raises(InputError, match="batch_tokens: expected max_length, 256, or more, got 100"):
-        TranslationModellingConfig(batch_tokens=100)

@@ -74,8 +74,3 @@ def test_long_pairs_are_refused_or_dropped(tokenizer: Tokenizer):
         config.build(tokenizer).rows.prepare(ROWS)
     kept = config.override("too_long", "drop").build(tokenizer).rows.prepare(ROWS)
     assert [len(row["labels"]) for row in kept] == [10]
-
-
-def test_batch_tokens_must_hold_a_pair():
-    with pytest.raises(InputError, match="batch_tokens: expected max_length, 256, or more, got 100"):
-        TranslationConfig(batch_tokens=100)
