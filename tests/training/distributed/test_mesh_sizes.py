@@ -16,7 +16,7 @@ def test_data_is_the_rest_of_the_processes():
     assert list(sizes.items()) == [("pipeline", 1), ("data", 2), ("shard", 2), ("context", 1), ("tensor", 3)]
 
 
-def test_what_is_whole_is_plain_data_parallelism():
+def test_a_model_that_is_whole_is_trained_by_data_parallelism():
     assert ParallelConfig(data=4).whole
     assert not ParallelConfig(shard=2).whole
 

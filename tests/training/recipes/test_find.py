@@ -22,7 +22,7 @@ def test_an_unknown_name_gives_the_nearest():
         ("just words", "expected a recipe, a mapping of task, model, data and so on, got 'just words'"),
     ],
 )
-def test_what_is_no_recipe(tmp_path: Path, text: str, message: str):
+def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "my.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=message) as caught:

@@ -118,7 +118,7 @@ def test_sinks_learn_from_packed_rows(text: Path, tmp_path: Path):
     assert fit(recipe(text, model=sinks, task={"feed": "packed"}), tmp_path / "run").run.folder.exists()
 
 
-def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
+def test_a_memory_without_rows_in_order_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="rows in random order leave nothing to remember"):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run

@@ -110,7 +110,7 @@ def test_a_guess_and_a_named_recipe_take_the_folder(folder: Path, tmp_path: Path
     assert "guessed" not in text
 
 
-def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path):
+def test_prepared_text_for_another_task_is_refused(folder: Path, tmp_path: Path):
     def refused(message: str, **changes) -> None:
         with pytest.raises(InputError, match=message):
             fit(recipe(folder, **changes), tmp_path / "run")

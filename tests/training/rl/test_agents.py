@@ -205,7 +205,7 @@ def test_a_run_goes_on_in_another_process(tmp_path: Path):
     assert f"resumed {tmp_path / 'run'} at step 4" in done.stdout + done.stderr
 
 
-def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
+def test_collected_steps_are_read_by_another_process(tmp_path: Path):
     """Which knows the class of it before it acts, and without TorchRL."""
     policy = policy_of()
     save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
@@ -262,7 +262,7 @@ def test_observations_without_a_form_are_refused():
 
 
 @pytest.mark.parametrize("name", ["gymnasium", "torchrl"])
-def test_what_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_library_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == name else find(module))
     with pytest.raises(InputError, match=rf"needs {name}: pip install 'polyformer\[agents\]'"):

@@ -23,7 +23,7 @@ from polyformer.training.rl.recording import (
 )
 
 
-def test_what_is_recorded_is_what_minari_and_we_read(minari_here: Path):
+def test_recordings_are_read_alike_by_minari_and_by_us(minari_here: Path):
     rows = list(read(DataConfig(), ROLES, "minari:cart/mixed-v0"))
     dataset = minari.load_dataset("cart/mixed-v0")
     assert len(rows) == dataset.total_episodes == 24

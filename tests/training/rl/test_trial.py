@@ -113,7 +113,7 @@ def test_cloning_reads_no_returns(minari_here: Path):
         ActionPredictionConfig(best_episodes=0)
 
 
-def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
+def test_environments_of_other_spaces_are_refused(minari_here: Path):
     model, task = untrained(CART)
     config = task.config
     for environment, options, message in [
@@ -171,7 +171,7 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.from_dict({**whole, **changes})
 
 
-def test_it_is_trained_and_tried_by_one_command(
+def test_a_model_is_trained_and_tried_by_one_command(
     minari_here: Path, tmp_path: Path, capsys: Any, complaint: Callable[..., str]
 ):
     run, small = str(tmp_path / "run"), ("--model", "dt-tiny", "--steps", "4", "--device", "cpu")
@@ -212,7 +212,7 @@ def test_it_is_trained_and_tried_by_one_command(
     assert "7" in capsys.readouterr().out
 
 
-def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
+def test_a_run_resumes_bit_by_bit_and_stands_without_its_data(
     minari_here: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

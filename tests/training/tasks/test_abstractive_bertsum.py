@@ -54,7 +54,7 @@ def test_a_text_that_does_not_fit_is_counted():
     assert all(len(row["input_ids"]) <= 24 for row in task.rows.source_rows([SOURCE, "river " * 90]))
 
 
-def test_it_learns_to_write_and_reads_the_types():
+def test_a_model_learns_to_write_summaries_and_reads_the_types():
     task, model = build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     ((_, batch),) = task.rows.training_batches(ROWS, seed=0).epoch(0)

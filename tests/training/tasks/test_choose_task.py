@@ -168,7 +168,7 @@ def test_choices_of_columns_and_of_lists_are_the_same(tmp_path: Path):
         (None, "row 1: column 'choices' holds None, expected a list of texts"),
     ],
 )
-def test_what_are_no_choices(choices: object, message: str, tmp_path: Path):
+def test_choices_that_are_no_list_of_texts_are_refused(choices: object, message: str, tmp_path: Path):
     path = tmp_path / "b.jsonl"
     path.write_text(json.dumps({"text": "a", "choices": choices, "label": 0}))
     with pytest.raises(InputError, match=message):

@@ -98,7 +98,7 @@ def test_views_are_random_in_training_alone_and_resume_bit_for_bit():
     assert not torch.equal(whole[0]["pixel_values"], next(fitting.batches(6, 0, 0, 1))["pixel_values"])
 
 
-def test_what_cannot_be_trained_on_is_refused():
+def test_images_of_other_labels_sizes_and_models_are_refused():
     task, _ = build()
     with pytest.raises(InputError, match="label: 'up'"):
         task.rows.held_out([{**rows(1)[0], "label": "up"}])

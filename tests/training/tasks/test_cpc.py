@@ -101,7 +101,7 @@ def test_the_model_gets_the_number_of_global_tokens(task: ContrastiveModelling, 
         ({"batch_tokens": 200}, "batch_tokens: expected row_length + global_tokens, 288, or more, got 200"),
     ],
 )
-def test_what_cannot_be_is_named(options: dict, message: str):
+def test_shares_temperatures_and_batches_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(InputError) as caught:
         ContrastiveModellingConfig(**options)
     assert message in str(caught.value)

@@ -38,7 +38,7 @@ def test_rows(tokenizer: Tokenizer):
         assert (row["input_ids"][0], row["input_ids"][-1]) == (task.rows.bos, task.rows.eos)
 
 
-def test_what_is_written_is_the_text_whatever_is_read(tokenizer: Tokenizer):
+def test_the_target_is_the_text_whatever_noise_the_encoder_reads(tokenizer: Tokenizer):
     task = build(tokenizer)
     plain = task.rows.prepare(ROWS)[0]
     for seed in range(20):
@@ -67,7 +67,7 @@ def test_a_text_that_grows_loses_its_end(tokenizer: Tokenizer):
     assert row["input_ids"][-1] == task.rows.eos
 
 
-def test_it_learns(tokenizer: Tokenizer):
+def test_a_model_learns_to_restore_a_noisy_text(tokenizer: Tokenizer):
     before, after = learned(
         build(tokenizer), model_config("transformer-tiny", {"block": "pre"}), ROWS, steps=60, lr=1e-2
     )
@@ -75,7 +75,7 @@ def test_it_learns(tokenizer: Tokenizer):
     assert after["loss"] < 1
 
 
-def test_refuses(tokenizer: Tokenizer, tmp_path):
+def test_short_rows_and_texts_without_sentence_ends_are_refused(tokenizer: Tokenizer, tmp_path):
     with pytest.raises(InputError, match="row_length: expected 3 or more"):
         DenoisingConfig(row_length=2)
     words = Tokenizer.of_words(["<pad>", "<s>", "</s>", "<mask>", "word"])
@@ -150,7 +150,7 @@ def test_without_bos_what_is_written_starts_from_pad():
         CONFIG.build(unpadded).adapt(model_config("transformer-tiny"))
 
 
-def test_it_learns_the_spans(task: SpanCorruption):
+def test_a_model_learns_the_missing_spans(task: SpanCorruption):
     rows = [{"text": "abcdefghijkl" * 40}]
     before, after = learned(
         task, model_config("transformer-tiny", {"block": "pre"}), rows, steps=130, lr=1e-2

@@ -180,7 +180,7 @@ def _recorded(out: Path) -> dict[str, float]:
         ({"batch_tokens": 64}, "batch_tokens: expected row_length, 128, or more, got 64"),
     ],
 )
-def test_what_cannot_be_is_named(options: dict, message: str):
+def test_sizes_weights_and_batches_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(InputError) as caught:
         ElectraConfig(**options)
     assert message in str(caught.value)

@@ -62,7 +62,7 @@ def test_only_whole_sentences_are_read_except_a_long_first():
     assert (len(row["input_ids"]), row["input_ids"][-1]) == (64, task.rows.sep)
 
 
-def test_it_learns_the_sentences():
+def test_a_model_learns_which_sentences_are_the_summary():
     task, model = build(sentences=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     ((_, batch),) = task.rows.training_batches(ROWS, seed=0).epoch(0)

@@ -108,7 +108,7 @@ def test_every_text_is_learnt_from_once(tokenizer: Tokenizer):
     ]
 
 
-def test_it_learns():
+def test_a_model_learns_where_the_answers_are():
     texts = ["Anna lives in Oslo .", "Rome is where Bert lives .", "In Lima lives Carl ."]
     places = ["Oslo", "Rome", "Lima"]
     rows = [
@@ -148,7 +148,7 @@ def test_questions_without_answers(tokenizer: Tokenizer):
     ] * 2
 
 
-def test_refuses(tokenizer: Tokenizer):
+def test_an_answer_that_is_not_in_its_context_is_refused(tokenizer: Tokenizer):
     wrong = {**ROWS[0], "answers": {"text": ["Oslo"], "answer_start": [3]}}
     with pytest.raises(
         InputError, match="answers: expected 'Oslo' at character 3 of the context, got 'a li'"

@@ -112,7 +112,9 @@ def test_metrics_are_those_of_both_parts(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_it_learns(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
+def test_a_model_learns_tokens_and_the_relation_of_pairs(
+    kind: type[SentencePairsConfig], tokenizer: Tokenizer
+):
     task = build(kind, tokenizer, draws=2, masking=MaskingConfig(static_copies=1))
     before, after = learned(task, model_config("encoder-tiny"), ROWS, steps=120)
     assert before["sentence_loss"] > 0.6

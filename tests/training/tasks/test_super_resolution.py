@@ -96,7 +96,7 @@ def test_a_recipe_fits_the_images_of_a_folder(tmp_path: Path):
         assert model["decoder"]["attention"].startswith("Local2D(shape=[8, 12, 3]")
 
 
-def test_what_does_not_fit_is_refused():
+def test_factors_shapes_and_stacks_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="factor: expected a divisor of the height 4 and the width 2, got 3"):
         build(factor=3)
     with pytest.raises(InputError, match="made for images of 4 x 2 x 3, and the data's are 2 x 1 x 3"):

@@ -64,7 +64,7 @@ def test_metrics_count_whole_entities(task: Tagging):
     assert task.metrics.values([0.0] * 6, {})["f1"] == 0
 
 
-def test_what_is_measured_is_what_is_predicted(task: Tagging):
+def test_the_metrics_are_those_of_the_predicted_tags(task: Tagging):
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
     held = task.metrics.measure(model, task.rows.held_out(ROWS))

@@ -143,7 +143,7 @@ def test_the_recipe_of_the_package_is_one():
     assert [part.form for part in task.parts.values()] == ["classify", "translate", "summarize", "spans"]
 
 
-def test_what_is_refused(folder: Path):
+def test_parts_without_words_or_files_are_refused(folder: Path):
     with pytest.raises(InputError, match=r"parts\.a\.words: no word for '0'"):
         _ = config(folder, parts={"a": {**PARTS["mood"], "words": {"1": "good"}}}).own_data
     with pytest.raises(InputError, match="expected data with a path, read in memory"):

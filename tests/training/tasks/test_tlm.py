@@ -74,7 +74,7 @@ def test_padding_and_languages_reach_the_model(task: TranslationModelling):
         assert not torch.allclose(task.metrics.totals(model, task.rows.collate(swapped)), together)
 
 
-def test_it_learns():
+def test_a_model_learns_masked_tokens_of_both_languages():
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
     masking = MaskingConfig(share=0.3, static_copies=1)
     task = TranslationModellingConfig(max_length=32, batch_tokens=96, masking=masking).build(tokenizer)
