@@ -165,7 +165,7 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
         "*": (0, "runs `make gpu` in small"),
     },
     "training/recipes/test_system_recipes.py": {
-        "test_it_trains": (4, "the recipes are built by day"),
+        "test_a_system_recipe_trains_to_a_finite_loss": (4, "the recipes are built by day"),
     },
     "training/tasks/test_image_task.py": {
         "test_colours_are_three_tokens_a_pixel_and_are_learned": (0, LONG),
@@ -182,8 +182,8 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
         "test_rows_add_up_to_the_recorded_weight": (3, "the terms share one page"),
     },
     "cli/plots/test_saved_pictures.py": {
-        "test_what_is_drawn_as_svg_is_saved_as_svg": (1, "the views share one button"),
-        "test_what_is_a_canvas_is_saved_as_png": (1, "the views share one button"),
+        "test_a_drawing_is_saved_as_svg": (1, "the views share one button"),
+        "test_a_canvas_is_saved_as_png": (1, "the views share one button"),
     },
     "test_tutorials.py": {
         "test_own_attention": (0, LONG),

@@ -72,7 +72,7 @@ def training_flops(fitted: Fitted) -> float:
     The batches are the first of the run, with the final weights; `fitted.model` stays as it is.
     """
     recipe, task = fitted.run.recipe, fitted.task
-    module = task.training_module(fitted.model, fitted.run.folder)
+    module = task.objective.training_module(fitted.model, fitted.run.folder)
     data = TaskWithData(task, fitted.splits, recipe.seed)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng(), counted_flops(FUSED_ON_CPU) as counter:

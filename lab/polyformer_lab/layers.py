@@ -46,9 +46,10 @@ from polyformer.core.ops.norms import NormConfig, normalize
 from polyformer.core.ranges import PositiveShare
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
+from polyformer.data import Tokenizer
 from polyformer.nn.block.wirings import Block, BlockConfig, SubLayer
 from polyformer.nn.feedforward.feedforward import Dense, DenseConfig, FeedForward, FeedForwardConfig
-from polyformer.nn.heads import ClassifyConfig, HeadConfig
+from polyformer.nn.heads import ClassifyConfig
 from polyformer.training.tasks import Classification, ClassificationConfig
 
 
@@ -120,13 +121,12 @@ class DecoderClassificationConfig(ClassificationConfig):
 class DecoderClassification(Classification, config=DecoderClassificationConfig):
     """Classification with a linear layer on the hidden state of the last token."""
 
-    stacks = "decoder"
-
-    def fit_head(self, head: HeadConfig) -> HeadConfig:
-        """Return the head of the task without BERT's hidden layer."""
-        fitted = super().fit_head(head)
-        assert isinstance(fitted, ClassifyConfig)
-        return dataclasses.replace(fitted, pooling="last", hidden=False)
+    def __init__(self, config: DecoderClassificationConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        options = {**self.architecture.head_options, "pooling": "last", "hidden": False}
+        self.architecture = dataclasses.replace(
+            self.architecture, stacks="decoder", head=ClassifyConfig(**options), head_options=options
+        )
 
 
 Bits = Annotated[int, Interval(ge=2, le=16)]

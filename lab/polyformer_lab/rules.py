@@ -144,7 +144,7 @@ def task_metrics(recipe: Recipe) -> set[str] | None:
         if task.finishes:
             return None
         held = {"validation": splits.validation, "test": splits.test}
-        counts = {name: task.held_out(rows).counts for name, rows in held.items() if rows is not None}
+        counts = {name: task.rows.held_out(rows).counts for name, rows in held.items() if rows is not None}
     except InputError:
         return None
     return {f"{split}.{name}" for split, own in counts.items() for name in _metric_names(task, own)}
@@ -152,7 +152,7 @@ def task_metrics(recipe: Recipe) -> set[str] | None:
 
 def _metric_names(task: Any, counts: Mapping[str, float]) -> list[str]:
     """Return the names of a task's metrics, computed from sums of 1."""
-    return [*task.metrics([1.0] * task.sums, dict(counts))]
+    return [*task.metrics.values([1.0] * task.metrics.sums, dict(counts))]
 
 
 def first_row_note(study: Study, metrics: Sequence[str]) -> str:

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from polyformer.core.ranges import NonNegativeFloat
 from polyformer.data.rows.batching import Batch
 from polyformer.models.architectures.trajectory import squared_error
-from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig
+from polyformer.training.tasks import Task
+from polyformer.training.tasks.act import (
+    ActionLoss,
+    ActionMetrics,
+    ActionPrediction,
+    ActionPredictionConfig,
+    EpisodeRows,
+    TrajectoryArchitecture,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +36,8 @@ class VariedActionConfig(ActionPredictionConfig):
     kind: ClassVar[str] = "act_varied"
 
 
-class VariedActions(ActionPrediction, config=VariedActionConfig):
-    """Action prediction with the options of `VariedActionConfig`."""
+class VariedRows(EpisodeRows):
+    """Windows of episodes with hidden observations."""
 
     config: VariedActionConfig
 
@@ -39,10 +47,18 @@ class VariedActions(ActionPrediction, config=VariedActionConfig):
         states[..., list(self.config.hidden)] = 0
         return states
 
+
+class VariedLoss(ActionLoss):
+    """The loss of actions plus the weighted losses of the next states and returns."""
+
+    def __init__(self, config: VariedActionConfig):
+        super().__init__(bool(config.discrete))
+        self.config = config
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of actions plus the weighted losses of the next states and returns."""
+        """Return the sum of the losses."""
         output: Any = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-        loss, real = self._loss(output.actions, batch), batch["attention_mask"].bool()
+        loss, real = self.of(output.actions, batch), batch["attention_mask"].bool()
         for weight, predicted, actual in (
             (self.config.state_weight, output.states, batch["states"]),
             (self.config.return_weight, output.returns, batch["returns_to_go"]),
@@ -50,6 +66,21 @@ class VariedActions(ActionPrediction, config=VariedActionConfig):
             if weight:
                 loss = loss + weight * squared_error(predicted[:, :-1], actual[:, 1:], real[:, :-1])
         return loss
+
+
+class VariedActions(ActionPrediction, config=VariedActionConfig):
+    """Action prediction with the options of `VariedActionConfig`."""
+
+    def __init__(self, config: VariedActionConfig, tokenizer: None = None):
+        rows, objective = VariedRows(config), VariedLoss(config)
+        Task.__init__(
+            self,
+            config,
+            rows=rows,
+            architecture=TrajectoryArchitecture(rows),
+            objective=objective,
+            metrics=ActionMetrics(objective, config.usual_action or ()),
+        )
 
 
 class DelayedRewards(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):

@@ -101,7 +101,7 @@ def test_commands(folder: Path, photos: Path, tmp_path: Path, capsys: pytest.Cap
     assert len(parquet.read_table(tmp_path / "texts.parquet")) == 2
 
 
-def test_what_is_missing_is_named(folder: Path, photos: Path, tmp_path: Path):
+def test_labels_templates_and_images_that_are_missing_are_named(folder: Path, photos: Path, tmp_path: Path):
     loaded: Any = polyformer.load(folder)
     with pytest.raises(InputError, match="labels: expected the names of two or more labels, got "):
         loaded.classify(photos)

@@ -205,7 +205,7 @@ def test_other_vectors_are_not_mixed_in(sentence: Path, lines: Path, tmp_path: P
         ("MODEL a.txt --out v --rows 0", "rows: expected 1 or more, got 0"),
     ],
 )
-def test_what_the_command_refuses(
+def test_embed_refuses_missing_files_and_options(
     sentence: Path, words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     os.chdir(tmp_path)

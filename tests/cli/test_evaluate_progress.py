@@ -109,7 +109,9 @@ def test_damaged_lines_are_computed_again(tmp_path: Path) -> None:
     assert CachedResults(tmp_path, "another").each(lambda items: [0, 0, 0], [1, 2, 3]) == [0, 0, 0]
 
 
-def test_what_cannot_be_kept_is_said(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_room_or_folder_is_refused(
+    gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, folder = words(tmp_path / "words.txt", 30), tmp_path / "progress"
     command = measured(gpt2, "--data", data, "--length", 16)
     assert main([*command, "--progress", str(data)]) == 2

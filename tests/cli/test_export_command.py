@@ -56,7 +56,7 @@ def test_a_translator_decodes_with_the_program_of_the_documentation(
     capsys.readouterr()
     exec(program, {})
     texts = ["A dog runs.", "Two men sit at a table."]
-    rows = loaded.task.encode(texts)
+    rows = loaded.task.rows.encode(texts)
     ids = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(row) for row in rows], batch_first=True, padding_value=special.pad
     )

@@ -119,12 +119,12 @@ def test_a_translator_has_the_settings_of_its_run(train_tiny: Callable[[str], Pa
     settings = json.loads((folder / "generation_config.json").read_text())
     task: Any = Run.open(run).task
     assert settings["num_beams"] == task.config.beam.num_beams == 4
-    assert settings["max_new_tokens"] == task.max_generated(task.config.max_length)
+    assert settings["max_new_tokens"] == task.rows.max_generated(task.config.max_length)
     # Beams are divided by another power of the length, but greedy decoding is the same.
     texts = [polyformer.load(place, "cpu").translate("word 3", num_beams=1) for place in (run, folder)]
     assert texts[1].startswith(texts[0])
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-    ids = torch.tensor(task.encode(["word 3"]))
+    ids = torch.tensor(task.rows.encode(["word 3"]))
     greedy = polyformer.from_pretrained(folder).generate(ids, num_beams=1, max_new_tokens=8)
     expected = greedy.new_tokens()[0]
     assert theirs.generate(ids, num_beams=1, max_new_tokens=8)[0, 1:].tolist() == expected

@@ -116,7 +116,7 @@ def test_images_are_classified_in_python_as_by_the_command(run: Path, tmp_path: 
         loaded.classify([3])
 
 
-def test_what_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complaint: Callable[..., str]):
+def test_a_file_that_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complaint: Callable[..., str]):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG no more")
     assert "broken.png: not an image" in complaint("classify", run, tmp_path / "broken.png")
     assert "got 'a fine film'; to evaluate a folder use polyformer evaluate" in complaint(
@@ -126,7 +126,7 @@ def test_what_is_no_image_is_refused_by_name(run: Path, tmp_path: Path, complain
     assert "--pair: only for models of texts" in complaint("classify", run, "a.png", "--pair", "b")
 
 
-def test_folders_that_cannot_be_trained_on_are_refused(
+def test_folders_without_labels_or_images_are_refused(
     folder: Path, tmp_path: Path, complaint: Callable[..., str]
 ):
     single = tmp_path / "single"

@@ -245,7 +245,7 @@ def test_a_name_like_those_of_this_project_is_not_imported(
         ),
     ],
 )
-def test_what_cannot_be_imported_is_said(
+def test_a_module_that_fails_to_import_is_named(
     name: str,
     text: str | None,
     message: str,

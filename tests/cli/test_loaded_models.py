@@ -64,7 +64,7 @@ def test_a_text_that_is_cut_is_a_warning(train_tiny: Trained):
         polyformer.load(train_tiny("classify"), "cpu").classify(["long " * 200, "short"])
 
 
-def test_what_is_no_input_is_refused(train_tiny: Trained, tmp_path: Path):
+def test_names_of_files_and_pairs_are_refused_as_texts(train_tiny: Trained, tmp_path: Path):
     loaded, file = polyformer.load(train_tiny("classify"), "cpu"), tmp_path / "review.txt"
     file.write_text("good film")
     with pytest.raises(InputError, match=r"got the name of a file, .* with pathlib\.Path\('.*review.txt'\)"):

@@ -41,7 +41,7 @@ def is_sentence(text: str) -> bool:
         "Window attention over the last tokens (Beltagy et al. 2020.",
     ],
 )
-def test_what_is_no_sentence(text: str):
+def test_fragments_are_no_sentences(text: str):
     assert not is_sentence(text)
 
 

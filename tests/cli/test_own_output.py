@@ -94,7 +94,7 @@ print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("THP_MEM_ALLOC_ENABLE"))
         ({"THP_MEM_ALLOC_ENABLE": "0"}, "bench", ["None", "0"]),
     ],
 )
-def test_what_the_user_sets_prevails(environment: dict[str, str], command: str, expected: list[str]):
+def test_settings_of_the_user_prevail(environment: dict[str, str], command: str, expected: list[str]):
     ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE"}
     clean = {name: value for name, value in os.environ.items() if name not in ours}
     words = [sys.executable, "-c", CODE, command, "--help"]

@@ -90,7 +90,7 @@ def test_a_checkpoint(tmp_path: Path, file: Path, output: Callable[..., str]):
         (["--examples", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     ],
 )
-def test_what_is_refused(
+def test_shots_templates_and_columns_that_do_not_fit_are_refused(
     train_tiny: Trained, file: Path, words: list[str], message: str, complaint: Callable[..., str]
 ):
     assert message in complaint("prompt", train_tiny("lm"), file, *words)

@@ -140,7 +140,7 @@ def test_a_checkpoint_as_its_model_scores(tmp_path: Path, output: Callable[..., 
         (("", "--choices", LIST), "TEXT: expected a text, got only white space"),
     ],
 )
-def test_what_is_no_question(
+def test_a_question_without_two_choices_is_refused(
     words: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     capsys.readouterr()

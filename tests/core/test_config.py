@@ -79,7 +79,7 @@ EVERYTHING = Outer(
 
 
 @pytest.mark.parametrize("config", [Outer(), EVERYTHING])
-def test_it_survives_json_yaml_and_dicts(config: Outer):
+def test_a_configuration_survives_json_yaml_and_dicts(config: Outer):
     assert Outer.from_json(config.to_json()) == config
     assert Outer.from_yaml(config.to_yaml()) == config
     assert Outer.from_dict(config.to_dict()) == config
@@ -138,7 +138,7 @@ def test_a_family_knows_its_members():
         ([1], "Outer: expected a mapping of names to values, got [1]"),
     ],
 )
-def test_what_is_wrong_is_named(data: object, message: str):
+def test_unknown_options_and_wrong_types_are_refused(data: object, message: str):
     with pytest.raises(InputError) as caught:
         Outer.from_dict(data)
     assert str(caught.value).startswith(message)

@@ -129,7 +129,7 @@ def name_of(call: ast.Call) -> str:
         'raise errors.InputError("a: " + repr(a))',
     ],
 )
-def test_what_is_not_limited_is_seen(source: str):
+def test_a_message_with_an_unlimited_value_is_seen(source: str):
     assert list(unlimited(source))
     assert not list(
         unlimited(source.replace("a!r:.40", "quote(a)").replace("a!r", "quote(a)").replace("repr", "quote"))

@@ -133,7 +133,7 @@ def test_every_limit_has_a_case():
 
 
 @pytest.mark.parametrize("what", EXCEEDED)
-def test_what_exceeds_a_limit_is_refused(what: str, tmp_path: Path):
+def test_a_file_beyond_a_limit_is_refused(what: str, tmp_path: Path):
     with pytest.raises(InputError) as refused:
         EXCEEDED[what](tmp_path)
     assert len(str(refused.value)) < 300

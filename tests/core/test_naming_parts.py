@@ -165,7 +165,7 @@ def test_a_recipe_s_pattern_is_changed_for_another(path: str):
         ("position", "rope(500)", "position: expected 'kind(name=value, ...)', got 'rope(500)'"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, value: Any, message: str):
+def test_unknown_kinds_and_options_of_parts_are_refused(name: str, value: Any, message: str):
     with pytest.raises(InputError) as caught:
         model_config("encoder-tiny", {name: value})
     assert str(caught.value).startswith(message)

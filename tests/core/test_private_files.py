@@ -73,7 +73,7 @@ def test_a_signature_is_of_the_name_too(file: Path):
         (lambda file: key(file).parent, 0o703),
     ],
 )
-def test_what_others_can_change_is_refused(file: Path, place: Callable[[Path], Path], mode: int):
+def test_a_file_open_to_other_users_is_refused(file: Path, place: Callable[[Path], Path], mode: int):
     place(file).chmod(mode)
     with pytest.raises(SharedError, match=r"is open to other users; .* chmod [67][0-7]{2} it"):
         read_signed(file)
@@ -81,7 +81,7 @@ def test_what_others_can_change_is_refused(file: Path, place: Callable[[Path], P
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("place", [lambda file: file.parent, lambda file: file, lambda file: key(file)])
-def test_what_belongs_to_others_is_refused(file: Path, place: Callable[[Path], Path]):
+def test_a_file_of_another_user_is_refused(file: Path, place: Callable[[Path], Path]):
     os.chown(place(file), 12345, -1)
     with pytest.raises(SharedError, match="belongs to another user"):
         read_signed(file)

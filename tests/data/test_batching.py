@@ -131,7 +131,7 @@ def test_padding_share_by_hand():
     assert padding_share(lengths, []) == 0
 
 
-def test_plans_refuse_what_cannot_be():
+def test_plans_of_no_rows_or_longer_rows_are_refused():
     with pytest.raises(InputError, match="batch_size: expected at least 1 row, got 0"):
         by_rows(np.ones((3, 1)), None, batch_size=0)
     with pytest.raises(InputError, match="max_tokens: row 1 has 9 tokens, more than a batch of 8: raise"):

@@ -137,7 +137,7 @@ def test_columns_by_their_content():
     assert is_heading([["text", "x"], ["a", "b"]])
 
 
-def test_what_is_stated_is_not_guessed(page: Path):
+def test_stated_options_are_not_guessed(page: Path):
     assert guess("vie.txt", {"format": "lines"}).kind == "lm"
     assert guess("reviews.csv", {"columns": {"text": "review"}}, "lm").data == {"path": "reviews.csv"}
     recipe, _ = guessed_recipe("reviews.csv", None, {"task.kind": "lm"})
@@ -161,7 +161,7 @@ def test_texts_are_as_long_as_the_model_reads(page: Path):
         assert "max_length" not in guessed_recipe("reviews.csv", None, stated)[0]["task"]
 
 
-def test_what_is_held_out_is_what_the_recipe_says(page: Path):
+def test_held_out_rows_are_those_of_the_recipe(page: Path):
     _, lines = guessed_recipe("pets", None, {"task.kind": "image"})
     (line,) = [line for line in lines if line.startswith("guessed validation")]
     assert (

@@ -89,7 +89,7 @@ def test_a_small_table_is_a_text_among_texts(tmp_path: Path):
     assert choose_files(tmp_path).sources == {"path": f"{tmp_path}/*.txt"}
 
 
-def test_what_is_left_out_is_said(tmp_path: Path):
+def test_files_that_are_left_out_are_named(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("a few words\n")
     (tmp_path / "README").write_text("about the notes\n")
     guessed = guess(str(tmp_path), {})

@@ -60,7 +60,7 @@ def test_local_addresses(tmp_path: Path):
     assert rows(f"file://{tmp_path}/*.jsonl") == ROWS
 
 
-def test_what_cannot_be_reached_is_said(bucket: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_address_without_a_file_or_protocol_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InputError, match=r"^memory://bucket/none.txt: no such file$"):
         rows(f"{bucket}/none.txt")
     with pytest.raises(InputError, match=r"^nosuch://a/b.txt: .*nosuch"):

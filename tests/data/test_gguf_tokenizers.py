@@ -168,7 +168,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path):
         ({"model": "llama"}, "damaged: 0 scores of 420 pieces"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: Path):
+def test_unknown_and_damaged_vocabularies_are_refused(changes: dict[str, Any], message: str, tmp_path: Path):
     values = {**described(learnt("gpt-2"), "gpt-2"), **changes}
     path = tmp_path / "a.gguf"
     write(path, "llama", {}, {}, {name: value for name, value in values.items() if value is not None})

@@ -82,6 +82,6 @@ def test_words_are_hidden_whole():
         ({"static_copies": -1}, "static_copies: expected 0 or more"),
     ],
 )
-def test_refuses(options: dict[str, Any], message: str):
+def test_shares_and_counts_of_masks_out_of_range_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         MaskingConfig(**options)

@@ -59,7 +59,7 @@ def test_the_ids_given_are_left_alone():
     assert (ids == before).all()
 
 
-def test_refuses_impossible_shares():
+def test_shares_out_of_range_are_refused():
     with pytest.raises(InputError, match=r"share: expected a share of the tokens in \(0, 1\], got 0"):
         mask([5], share=0)
     with pytest.raises(InputError, match=r"expected a sum of at most 1, got 0.6 and 0.5"):
@@ -135,6 +135,6 @@ def test_every_word_is_as_likely_as_any_other():
     assert all(is_share(count, 2000, 7 / 50) for count in counts[::2])
 
 
-def test_refuses_runs_of_nothing():
+def test_a_longest_run_of_zero_is_refused():
     with pytest.raises(InputError, match="longest: expected 1 unit or more, got 0"):
         mask([5], longest=0)

@@ -25,7 +25,7 @@ def test_rates_are_those_of_the_equation():
     assert mixing_rates(sizes, 1) == pytest.approx([1 / 3] * 3)
 
 
-def test_what_is_no_mixture():
+def test_temperatures_limits_and_sizes_of_zero_are_refused():
     for bad in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(InputError, match="temperature: expected a number above 0"):
             mixing_rates([1], None, bad)

@@ -168,6 +168,6 @@ def test_by_default_what_bart_is_trained_with():
         (lambda: infill(TEXT, rng(0), mask_id=MASK, mean_span=-1), "mean_span: expected a number above 0"),
     ],
 )
-def test_refuses(call, message: str):
+def test_noise_out_of_range_is_refused(call, message: str):
     with pytest.raises(InputError, match=message):
         call()

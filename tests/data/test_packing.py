@@ -85,7 +85,7 @@ def test_is_lazy():
     assert next(rows)["input_ids"].tolist() == [0, 1, 2]
 
 
-def test_refuses_impossible_sizes():
+def test_rows_of_no_token_and_a_whole_overlap_are_refused():
     with pytest.raises(InputError, match="length: expected at least 1 token per row, got 0"):
         list(pack([], 0))
     with pytest.raises(InputError, match="overlap: expected 0 to 3 for rows of 4 tokens, got 4"):

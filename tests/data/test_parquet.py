@@ -61,7 +61,7 @@ def test_rows_are_those_of_pyarrow(options: dict[str, Any], tmp_path: Path):
     ],
     ids=["values", "lists", "pages", "rows", "nulls", "numbers"],
 )
-def test_what_expands_is_refused(make: Callable[[], pa.Array], tmp_path: Path):
+def test_a_file_that_expands_to_gigabytes_is_refused(make: Callable[[], pa.Array], tmp_path: Path):
     """They stand for 80 MB to 20 GB, in 60 KB at most."""
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": make()}), file, compression="zstd", store_schema=False)

@@ -167,7 +167,7 @@ BOMB = PNG[:12] + HEAD + zlib.crc32(HEAD).to_bytes(4, "big") + PNG[33:]
         ("a.cifar100", b"\x14\x00" + bytes(3072), r"not a file of CIFAR-100's binary version.* \[20, 0\]"),
     ],
 )
-def test_what_is_no_image_is_refused(tmp_path: Path, name: str, data: bytes, message: str):
+def test_a_file_that_is_no_image_is_refused(tmp_path: Path, name: str, data: bytes, message: str):
     (tmp_path / name).write_bytes(data)
     kind = name.partition(".")[2]
     with pytest.raises(InputError, match=message):

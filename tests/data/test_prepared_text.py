@@ -137,7 +137,7 @@ def test_killed_at_any_moment_it_goes_on(sources: list[str], tmp_path: Path):
     assert content(folder) == expected
 
 
-def test_what_it_goes_on_with_must_be_the_same(
+def test_preparation_resumes_with_equal_sources_and_settings_only(
     sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, settings = new_folder(tmp_path / "P")

@@ -173,7 +173,7 @@ def test_a_row():
     }
 
 
-def test_refuses_what_makes_no_pairs():
+def test_a_single_document_and_short_pairs_are_refused():
     generator = np.random.default_rng(0)
     with pytest.raises(
         InputError, match="documents: expected two or more with text in them, got 1; a plain text"

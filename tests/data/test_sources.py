@@ -317,7 +317,7 @@ def test_values_of_the_wrong_kind():
         read(DataConfig(), ("label",), "b.jsonl")
 
 
-def test_formats_that_cannot_be_guessed():
+def test_an_unknown_format_is_asked_for():
     write("notes.md", "text")
     refuses(r"^notes.md: its name does not tell its format .* say format=, one of text, lines", "notes.md")
     assert texts("notes.md", format="text") == ["text"]

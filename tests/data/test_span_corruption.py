@@ -116,6 +116,6 @@ def test_span_lengths_have_their_mean():
         (lambda: corrupt(range(3000), 0), "sentinel_ids: expected 150 or more for a text of 3000 .* got 100"),
     ],
 )
-def test_refuses(call, message: str):
+def test_densities_lengths_and_sentinels_that_do_not_fit_are_refused(call, message: str):
     with pytest.raises(InputError, match=message):
         call()

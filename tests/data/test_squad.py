@@ -54,7 +54,7 @@ def test_rows(tmp_path: Path):
         assert loaded == [{name: row[name] for name in NEEDS} for row in rows]
 
 
-def test_what_is_no_such_file(tmp_path: Path):
+def test_a_file_that_is_not_squad_is_refused(tmp_path: Path):
     path = tmp_path / "questions.json"
     path.write_text("{")
     with pytest.raises(InputError, match=r"questions.json: not JSON \(.*, line 1, column 2\)"):

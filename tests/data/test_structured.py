@@ -47,7 +47,7 @@ def test_documents_keep_all_tokens_and_both_limits():
         ([[1], []], "sentences: expected tokens in each, got none in number 1; leave it out"),
     ],
 )
-def test_what_does_not_fit_is_named(sentences: list[list[int]], message: str):
+def test_documents_of_no_or_too_many_sentences_are_refused(sentences: list[list[int]], message: str):
     with pytest.raises(InputError) as caught:
         structured(sentences, global_id=1, global_tokens=2)
     assert str(caught.value).startswith(message)

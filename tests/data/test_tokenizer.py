@@ -237,7 +237,7 @@ def test_build_loads_or_trains(trained, tmp_path):
     assert_same(build_tokenizer(TokenizerConfig(vocab_size=300), TEXTS), loaded)
 
 
-def test_config_refuses_what_cannot_be():
+def test_small_vocabularies_and_unknown_algorithms_are_refused():
     with pytest.raises(InputError, match="vocab_size: expected at least 260 for bpe, got 259"):
         TokenizerConfig(vocab_size=259)
     with pytest.raises(
@@ -269,7 +269,7 @@ def test_an_error_in_the_texts_stays_what_it_is():
 
 
 @pytest.mark.parametrize("text", ["a\ud800", None])
-def test_what_is_no_text_is_said(trained, text):
+def test_a_text_of_half_characters_is_refused(trained, text):
     with pytest.raises(InputError, match="text: expected a string of whole Unicode characters, got"):
         trained["bpe"].encode(text)
 

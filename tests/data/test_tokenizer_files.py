@@ -82,7 +82,7 @@ def test_a_template_needs_its_tokens(tmp_path):
     assert load_tokenizer(tmp_path).encode_for_model("fox", "fox")[0] == [1, 1]
 
 
-def test_what_is_trained_here_is_encoded_alone(tmp_path):
+def test_a_tokenizer_trained_here_adds_no_special_tokens(tmp_path):
     """Also after saving, whatever model lies beside it."""
     tokenizer = Tokenizer.train(TokenizerConfig(vocab_size=290), TEXTS)
     write(tokenizer.save(tmp_path).parent, config={"model_type": "roberta"})

@@ -32,6 +32,6 @@ def test_an_empty_side_keeps_its_marks():
     assert row["input_ids"].tolist() == [1, 2, 1, 8, 2]
 
 
-def test_refuses_no_room():
+def test_a_length_without_room_for_two_texts_is_refused():
     with pytest.raises(InputError, match=r"length: expected 6 tokens or more, .* got 5"):
         translation_row([5], [6], begin_id=1, end_id=2, length=5)

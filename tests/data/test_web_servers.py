@@ -188,7 +188,7 @@ def test_all_servers_send_the_same_rows(served: Callable[[type[Server]], str], k
         (Silent, "cannot be reached|did not answer"),
     ],
 )
-def test_what_a_server_fails_to_send_is_an_error_in_words_and_in_time(
+def test_a_failing_server_is_an_error_in_words_and_in_time(
     served: Callable[[type[Server]], str], kind: type[Server], message: str, monkeypatch: pytest.MonkeyPatch
 ):
     if kind in (Slow, Silent):

@@ -21,16 +21,16 @@ GRAPHS = "core/ops/test_compiled_code.py::test_a_graph_that_this_user_has_not_co
 SHARED = (
     "core/ops/test_compiled_code.py::test_a_shared_folder_of_graphs_is_neither_read_nor_written",
     "core/ops/test_compiled_code.py::test_torch_s_cache_is_where_no_other_user_can_write",
-    "core/test_private_files.py::test_what_belongs_to_others_is_refused",
+    "core/test_private_files.py::test_a_file_of_another_user_is_refused",
 )
 SIGNED = "core/test_private_files.py::test_a_signed_file_is_read_and_only_its_user_can_read_it"
 CODE = "cli/test_checkpoint_code.py::test_no_command_runs_code_or_asks"
 PICKLED = "models/checkpoints/test_pickled_weights.py::test_a_pickle_is_refused_and_nothing_in_it_runs"
 INDEX = "models/checkpoints/test_bad_weights.py::test_an_index_names_files_of_its_own_folder_only"
 IMAGES = "data/test_paths_in_data.py::test_an_image_of_a_saved_data_set_is_inside_it"
-LIMIT = "core/test_limits.py::test_what_exceeds_a_limit_is_refused"
+LIMIT = "core/test_limits.py::test_a_file_beyond_a_limit_is_refused"
 REVISIONS = "models/checkpoints/test_hub_names.py::test_a_name_means_what_it_was_at_a_revision"
-SLOW = "data/test_web_servers.py::test_what_a_server_fails_to_send_is_an_error_in_words_and_in_time"
+SLOW = "data/test_web_servers.py::test_a_failing_server_is_an_error_in_words_and_in_time"
 LINKS = "docs/test_untrusted_input.py::test_links_out_of_a_folder_are_refused"
 RUN = "docs/test_untrusted_input.py::test_a_changed_run_imports_nothing"
 ADVICE = ()
@@ -192,10 +192,12 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "core/test_files.py::test_only_regular_files_are_opened_to_read",
     ),
     "Of a Parquet file the stated size of a row group is checked before it is read.": (
-        "data/test_parquet.py::test_what_expands_is_refused",
+        "data/test_parquet.py::test_a_file_that_expands_to_gigabytes_is_refused",
     ),
     "The values of a batch (at most 256 rows) are counted when it has been read, so a crafted list of "
-    "many equal numbers takes its memory first.": ("data/test_parquet.py::test_what_expands_is_refused",),
+    "many equal numbers takes its memory first.": (
+        "data/test_parquet.py::test_a_file_that_expands_to_gigabytes_is_refused",
+    ),
     "The limits protect against small files with a large cost.": (LIMIT,),
     "They are not a sandbox: a large model needs its memory and a large data set needs its time.": ADVICE,
     "Run untrusted input under limits of the operating system.": ADVICE,

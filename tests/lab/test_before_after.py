@@ -108,7 +108,7 @@ def test_a_conversion_that_cannot_read_the_text_is_not_good(tokenizer: Tokenizer
     ]
 
 
-def test_what_is_refused(tokenizer: Tokenizer):
+def test_heads_and_texts_without_a_comparison_are_refused(tokenizer: Tokenizer):
     model = model_of("bert-base", tokenizer, head="classify")
     with pytest.raises(InputError, match=r"head 'classify' cannot be evaluated on plain text"):
         results(model, model, tokenizer, 16)

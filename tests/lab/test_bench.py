@@ -321,7 +321,7 @@ def test_the_report_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("report --files absent.json", "no such file: absent.json"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_options_of_the_bench_out_of_range_are_refused_in_a_line(
     words: str,
     message: str,
     tmp_path: Path,

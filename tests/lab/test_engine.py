@@ -231,7 +231,7 @@ def test_cells_come_after_those_that_they_name(mine: Path):
         ({}, ("--trainig.steps", "1"), "unknown option of Recipe 'trainig': did you mean 'training'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_a_study_with_unknown_settings_is_refused_in_a_line(
     mine: Path,
     complaint: Callable[..., str],
     changes: dict[str, object],

@@ -89,7 +89,7 @@ def nats(run: Fitted, ids: list[int], counted: int) -> float:
 
 def documents(run: Fitted) -> list[list[int]]:
     task: Any = run.task
-    return task.documents(list(run.splits.validation or ()))
+    return task.rows.documents(list(run.splits.validation or ()))
 
 
 @torch.no_grad()

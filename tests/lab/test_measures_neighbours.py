@@ -95,7 +95,7 @@ def test_runs_are_mixed_with_the_neighbours_of_the_same_tokens(tmp_path: Path):
     task = alone.fitted.task
     assert isinstance(task, LanguageModelling)
     log_p = own_log_p(alone.fitted, f"{tmp_path}/test.jsonl")
-    assert len(log_p) == sum(len(ids) - 1 for ids in task.documents([{"text": text} for text in texts]))
+    assert len(log_p) == sum(len(ids) - 1 for ids in task.rows.documents([{"text": text} for text in texts]))
     near = targets(tmp_path / "frozen", log_p, f"{tmp_path}/test.jsonl", (2, row["entries"]), None)
     assert near.shares.shape[:2] == (len(log_p), 2)
     assert exp(float(near.losses(0.0)[0, 0])) == pytest.approx(perplexity(log_p))

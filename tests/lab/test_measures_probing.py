@@ -59,7 +59,7 @@ def test_features_are_means_over_a_texts_own_tokens():
     texts = ["a short text", "and a text that is cut, for it is longer than a row", "x"]
     results = features(task, model, texts)
     assert results.shape == (2, 3, 16)
-    ids = [task.cls, *task.tokenizer.encode(texts[1])[:30], task.sep]
+    ids = [task.rows.cls, *task.tokenizer.encode(texts[1])[:30], task.rows.sep]
     states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
     for layer, state in enumerate(states):
         np.testing.assert_allclose(results[layer, 1], state[0].mean(0).detach().numpy(), rtol=1e-4, atol=1e-5)

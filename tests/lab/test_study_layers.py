@@ -120,8 +120,8 @@ def test_logits_are_a_linear_layer_of_the_last_token_without_padding():
     model = Transformer(task.adapt(model_config("decoder-tiny"))).eval()
     output: Any = model.head.output
     rows = [{"text": "a long text"}, {"text": "short"}]
-    [(numbers, logits)] = task.logits(model, rows)
-    batch = task.collate([task.encode_rows(rows)[number] for number in numbers])
+    [(numbers, logits)] = task.rows.logits(model, rows)
+    batch = task.rows.collate([task.rows.encode_rows(rows)[number] for number in numbers])
     with torch.no_grad():
         hidden = model(**batch).last_hidden_state
         last = pool(hidden, batch["attention_mask"].bool(), "last")

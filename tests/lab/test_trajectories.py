@@ -31,12 +31,12 @@ def episodes() -> list[dict[str, Any]]:
 def test_the_next_state_and_return_of_each_step_are_predicted():
     rows, options = episodes(), {"initializer_range": 0.5}
     model = TrajectoryTransformer(varied(rows).adapt(model_config("dt-tiny", options))).eval()
-    _, batch = next(varied(rows).training_batches(rows, 0).epoch(0))
+    _, batch = next(varied(rows).rows.training_batches(rows, 0).epoch(0))
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     with torch.no_grad():
         output = model(**inputs)
         losses = [
-            varied(rows, **weights).loss(model, batch)
+            varied(rows, **weights).objective.loss(model, batch)
             for weights in ({}, {"state_weight": 2.0}, {"return_weight": 3.0})
         ]
     steps = [
@@ -55,7 +55,7 @@ def test_the_next_state_and_return_of_each_step_are_predicted():
 
 
 def test_hidden_places_are_zero():
-    states = varied(episodes(), hidden=(1, 3)).scaled_states(np.ones((2, 4)))
+    states = varied(episodes(), hidden=(1, 3)).rows.scaled_states(np.ones((2, 4)))
     assert (states != 0).tolist() == [[True, False, True, False]] * 2
 
 

@@ -57,7 +57,7 @@ def test_training_goes_on_and_the_checkpoint_is_of_its_own_step(
     assert contents(tmp_path / "background") == contents(tmp_path / "alone")
 
 
-def test_what_it_fails_with_is_heard_and_what_was_saved_before_stays(
+def test_a_failed_background_write_is_raised_and_earlier_checkpoints_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     plain = Checkpoints.write

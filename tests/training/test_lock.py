@@ -102,7 +102,7 @@ def test_a_body_that_is_refused_leaves_the_file_as_it_was(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", [LOCK, MARKER])
 @pytest.mark.parametrize("kind", ["a FIFO", "a link", "a folder"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_lock_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
     (tmp_path / "target").write_bytes(b"kept")
     file = tmp_path / "run" / name
     file.parent.mkdir()
@@ -150,7 +150,7 @@ def test_a_holder_that_has_not_said_who_it_is(tmp_path: Path) -> None:
                 pass
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write"), sole_writer(tmp_path / "file"):
         pass

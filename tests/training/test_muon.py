@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from polyformer.core.errors import InputError
 from polyformer.training.optimizers import NUMBERS, MuonConfig, orthogonal
 
 
@@ -99,8 +98,3 @@ def test_tables_and_vectors_are_adams():
         reference.step()
     expected = reference.param_groups[0]["params"][0]
     assert torch.allclose(parts["table"].weight, expected, rtol=0, atol=1e-6)
-
-
-def test_a_rate_of_zero_is_refused():
-    with pytest.raises(InputError, match=r"adam_lr: expected a number above 0, got 0"):
-        MuonConfig(adam_lr=0.0)

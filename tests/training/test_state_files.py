@@ -50,7 +50,7 @@ def test_only_what_is_filled_is_written():
     assert tensors["state.values"].shape == (1, 1, 4, 3)
 
 
-def test_what_is_no_state_is_refused(tmp_path: Path):
+def test_a_file_without_a_state_is_refused(tmp_path: Path):
     file = tmp_path / "state.safetensors"
     write_tensors(file, {"x": torch.ones(2)})
     with pytest.raises(InputError, match="not a saved state"):

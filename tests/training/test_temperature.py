@@ -158,7 +158,7 @@ def test_divided_weights_are_calibrated_like_whole_ones(tmp_path: Path, processe
         for measured in (run.task.score(run.measured("cpu"), rows), run.facts["metrics"]["validation"]):
             assert measured["loss"] == pytest.approx(record["after"]["nll"], rel=1e-4), mesh
         model: Any = run.model("cpu")
-        run.task.divide_logits(model, 1 / record["temperature"])
+        model.head.divide_logits(1 / record["temperature"])
         trained = run.task.score(model, rows)["loss"]
         assert trained == pytest.approx(record["before"]["nll"], rel=1e-4), mesh
 

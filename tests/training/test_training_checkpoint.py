@@ -181,7 +181,7 @@ def test_an_edited_state_is_refused(half: Path, step: object, sign: bool) -> Non
         ("unknown", 1),
     ],
 )
-def test_what_no_run_can_have_is_refused(half: Path, name: str, value: object) -> None:
+def test_states_out_of_range_are_refused(half: Path, name: str, value: object) -> None:
     edited(half / "checkpoints/step-00000010", True, **{name: value})
     with pytest.raises(InputError, match=rf"state.json.*{name if name != 'unknown' else 'not the state'}"):
         run(half, steps=12, resume=True)
@@ -195,7 +195,7 @@ def test_another_format_is_refused_with_its_versions(half: Path) -> None:
         read_state(folder)
 
 
-def test_what_does_not_fit_is_refused(half: Path) -> None:
+def test_tensors_of_another_model_or_optimizer_are_refused(half: Path) -> None:
     folder = half / "checkpoints/step-00000010"
     with pytest.raises(InputError, match=r"optimizer.safetensors belongs to AdamW, the run is set to SGD"):
         run(half, steps=12, resume=True, optimizer="sgd")

@@ -270,7 +270,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(tmp_pat
     assert [row["step"] for row in read_metrics(tmp_path)] == [4]
 
 
-def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
+def test_settings_out_of_range_are_refused_in_a_line(tmp_path: Path) -> None:
     run(tmp_path / "done", steps=1)
     with pytest.raises(
         InputError, match=r"already holds a run \(to step-00000001\); resume it or name another"

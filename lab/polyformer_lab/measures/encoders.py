@@ -98,7 +98,7 @@ def features(task: TextTask, model: Transformer, texts: Sequence[str]) -> np.nda
     limit = model.config.max_position_embeddings
     rows = [[cls, *ids[: limit - 2], sep] for ids in task.tokenizer.encode_batch(list(texts))]
     features: list[np.ndarray] = [np.empty(0)] * len(rows)
-    for chosen, batch in task.batched(model, rows):
+    for chosen, batch in task.rows.batched(model, rows):
         states = model(**batch, output_hidden_states=True).hidden_states
         mask = batch["attention_mask"].unsqueeze(-1)
         means = torch.stack([(state * mask).sum(1) / mask.sum(1) for state in states], 1).cpu().numpy()

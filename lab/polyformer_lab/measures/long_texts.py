@@ -44,7 +44,7 @@ def first_tokens(fitted: Fitted, most: int) -> Tensor:
     """Return the first `most` tokens of the validation text as a stream, [N]."""
     assert isinstance(fitted.task, LanguageModelling)
     assert fitted.splits.validation is not None
-    documents = fitted.task.documents(list(fitted.splits.validation))
+    documents = fitted.task.rows.documents(list(fitted.splits.validation))
     return torch.tensor(list(itertools.islice(itertools.chain.from_iterable(documents), most)))
 
 
@@ -190,8 +190,8 @@ def perplexity(fitted: Fitted, most: int, overlap: int = 0) -> float:
     rows, tokens = list[Any](), 0
     while held and tokens < most:
         rows.append(held.pop(0))
-        tokens += len(task.documents(rows[-1:])[0])
-    return task.measure(fitted.model.eval(), task.held_out(rows))["perplexity"]
+        tokens += len(task.rows.documents(rows[-1:])[0])
+    return task.metrics.measure(fitted.model.eval(), task.rows.held_out(rows))["perplexity"]
 
 
 COMMON, OWN = "abcdefgh", "ABCDEFGHIJKLMNOP"
@@ -256,7 +256,7 @@ def full_queues(fitted: Fitted, memory: Compressive) -> Iterator[tuple[Tensor, .
     task, model, state = fitted.task, fitted.model.eval(), None
     assert isinstance(task, LanguageModelling)
     assert fitted.splits.validation is not None
-    for _, batch in task.held_out(list(fitted.splits.validation), side_by_side=1).batches.epoch(0):
+    for _, batch in task.rows.held_out(list(fitted.splits.validation), side_by_side=1).batches.epoch(0):
         output = model(**batch, state=state, use_cache=True, output_attentions=True)
         past = state.tokens if state is not None else None
         if past is not None and past.merged == memory.compressed_length:

@@ -268,7 +268,7 @@ def own_log_p(fitted: Fitted, file: str) -> Tensor:
     task, model = fitted.task, fitted.model.eval()
     assert isinstance(task, LanguageModelling)
     state, parts, device = None, [], next(model.parameters()).device
-    held_out = task.held_out([{"text": text} for text in rows_of(file)], side_by_side=1)
+    held_out = task.rows.held_out([{"text": text} for text in rows_of(file)], side_by_side=1)
     for _, batch in held_out.batches.epoch(0):
         goals = batch.pop("shift_labels")[0]
         output = model(**{name: x.to(device) for name, x in batch.items()}, state=state, use_cache=True)

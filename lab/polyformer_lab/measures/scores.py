@@ -93,7 +93,7 @@ def ensemble(cell: Cell, runs: Sequence[str]) -> Row:
     fitted = [resumed(Run.open(Path(folder)).recipe, Path(folder)) for folder in runs]
     task, held = fitted[0].task, fitted[0].splits.validation
     assert held is not None
-    scores = task.measure(Ensemble([own.model for own in fitted]).eval(), task.held_out(held))
+    scores = task.metrics.measure(Ensemble([own.model for own in fitted]).eval(), task.rows.held_out(held))
     return {f"validation.{name}": value for name, value in scores.items()}
 
 
@@ -108,11 +108,11 @@ def converted(cell: Cell, attentions: Mapping[str, str | None] = {}) -> Iterator
     """
     fitted = cell.fitted
     assert isinstance(fitted.task, TextTask)
-    rows = fitted.task.held_out(fitted.splits.validation or [])
+    rows = fitted.task.rows.held_out(fitted.splits.validation or [])
     for name, text in attentions.items():
         model, report = convert(fitted.model, read_attention(text))
         model.save_pretrained(cell.folder / name)
-        scores = fitted.task.measure(model.eval(), rows)
+        scores = fitted.task.metrics.measure(model.eval(), rows)
         yield {
             "converted": name,
             "perplexity": scores["perplexity"],
@@ -128,13 +128,13 @@ def after_rounding(cell: Cell, bits: Sequence[int] = ()) -> Iterator[Row]:
     from polyformer_lab.layers import with_rounding  # registers a member, for these studies only
 
     fitted = cell.fitted
-    rows = fitted.task.held_out(fitted.splits.validation or [])
+    rows = fitted.task.rows.held_out(fitted.splits.validation or [])
     yield {"weights": "as trained", "loss": fitted.scores["validation"]["loss"]}
     for number in bits:
         model = copy.deepcopy(fitted.model).eval()
         for layer in [module for module in model.modules() if isinstance(module, Dense)]:
             with_rounding(layer, number)
-        yield {"weights": f"{number} bits", "loss": fitted.task.measure(model, rows)["loss"]}
+        yield {"weights": f"{number} bits", "loss": fitted.task.metrics.measure(model, rows)["loss"]}
 
 
 @measurement()
@@ -151,7 +151,7 @@ def masked_rows(cell: Cell, row_length: int) -> Row:
     fitted = cell.fitted
     assert isinstance(fitted.task, TextTask)
     task = MaskedModellingConfig(row_length=row_length, batch_tokens=4096).build(fitted.task.tokenizer)
-    rows = task.held_out(fitted.splits.validation or [])
+    rows = task.rows.held_out(fitted.splits.validation or [])
     return {"masked.loss": masked_loss(fitted.model.eval(), rows), **scores(cell)}
 
 
@@ -235,11 +235,11 @@ def loss_surface(cell: Cell, directions: int, reach: float, points: int, batches
         batches: validation batches for the loss.
     """
     model, task = cell.fitted.model.eval(), cell.fitted.task
-    held = task.held_out(cell.fitted.splits.validation or [])
+    held = task.rows.held_out(cell.fitted.splits.validation or [])
     read = [batch for _, batch in islice(held.batches.epoch(0), batches)]
 
     def mean_loss() -> float:
-        nats, tokens = torch.stack([task.totals(model, batch) for batch in read]).sum(0)
+        nats, tokens = torch.stack([task.metrics.totals(model, batch) for batch in read]).sum(0)
         return float(nats / tokens)
 
     generator = torch.Generator().manual_seed(cell.seed or 0)

@@ -66,7 +66,7 @@ class ParallelConfig(Config):
     @property
     def whole(self) -> bool:
         """Return whether every process has the whole model: data parallel, or a single process."""
-        return all(getattr(self, name) == 1 for name in DIMENSIONS if name != "data")
+        return self.shard == self.tensor == self.context == self.pipeline == 1
 
     def sizes(self, world: int) -> dict[str, int]:
         """Return the number of processes along each of `DIMENSIONS` for `world` processes.

@@ -139,11 +139,17 @@ def check_activation_checkpointing(model: nn.Module, wanted: bool) -> None:
 
 @contextmanager
 def activation_checkpointing(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Set `recompute` on every submodule of `model` that has the switch, and restore it at the end."""
+    """Set `recompute` on every submodule of `model` that has the switch, and restore it at the end.
+
+    If it is not `wanted`, a switch stays as it is.
+    """
+    if not wanted:
+        yield
+        return
     parts = _switches(model)
     before = [part.recompute for part in parts]
     for part in parts:
-        part.recompute = wanted
+        part.recompute = True
     try:
         yield
     finally:

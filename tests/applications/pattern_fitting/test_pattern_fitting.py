@@ -185,7 +185,7 @@ def test_the_model_computes_at_most_the_budget(budget: float):
         assert isinstance(fitted.pattern, PerLayer)
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_budgets_out_of_range_and_other_attentions_are_refused():
     errors = head_errors(decoder(), texts(1), PATTERNS)
     with pytest.raises(InputError, match="budget: expected at least"):
         fit_pattern(errors, 0.01)

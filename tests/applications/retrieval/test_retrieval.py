@@ -88,7 +88,7 @@ def test_beams_keep_their_neighbours(model: Transformer, retrieval: Retrieval):
         torch.testing.assert_close(score, chosen, rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused(retrieval: Retrieval, model: Transformer):
+def test_models_without_the_head_for_retrieval_are_refused(retrieval: Retrieval, model: Transformer):
     ids = torch.tensor(PROMPTS[:1])
     with pytest.raises(
         InputError, match="retrieval: requires a decoder-only model with the head 'semiparametric'"

@@ -101,7 +101,7 @@ def test_a_run_is_measured_on_its_own_data(
         (("--lambda", "much", "--temperature", 1), "--lambda: expected"),
     ],
 )
-def test_what_makes_no_sense(
+def test_options_of_a_store_that_contradict_are_refused(
     words: tuple[object, ...],
     said: str,
     checkpoint: Path,

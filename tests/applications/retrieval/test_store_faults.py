@@ -138,7 +138,9 @@ def test_a_full_disk(
     assert content(tmp_path / "store") == content(whole)
 
 
-def test_what_cannot_be_written(checkpoint: Path, text: Path, complaint: Complaint):
+def test_a_store_in_a_place_without_write_permission_is_refused(
+    checkpoint: Path, text: Path, complaint: Complaint
+):
     assert "cannot write /proc/store" in complaint(
         "datastore", "build", checkpoint, text, "--out", "/proc/store"
     )

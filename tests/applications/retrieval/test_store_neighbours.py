@@ -60,7 +60,7 @@ def task_of(folder: Path) -> LanguageModelling:
 
 def documents(folder: Path, name: str) -> list[list[int]]:
     lines = (folder / f"{name}.txt").read_text().splitlines()
-    return task_of(folder).documents([{"text": line} for line in lines])
+    return task_of(folder).rows.documents([{"text": line} for line in lines])
 
 
 @pytest.mark.parametrize("name", ["train", "held"])
@@ -153,12 +153,12 @@ def test_every_feed_gives_tokens_their_neighbours(folder: Path, feed: Literal["p
     task = task_of(folder)
     config = dataclasses.replace(task.config, feed=feed, neighbours=("near",), overlap=3)
     task = LanguageModelling(config, task.tokenizer)
-    vars(task)["neighbours"] = Places()  # type: ignore[index]
+    vars(task.rows)["neighbours"] = Places()  # type: ignore[index]
     rows = [{"text": line} for line in TEXT.splitlines()]
     plain = LanguageModelling(dataclasses.replace(config, neighbours=()), task.tokenizer)
     for name in ("training_batches", "held_out"):
         batches, others = (
-            x.training_batches(rows, 0) if name == "training_batches" else x.held_out(rows).batches
+            x.rows.training_batches(rows, 0) if name == "training_batches" else x.rows.held_out(rows).batches
             for x in (task, plain)
         )
         seen = set()
@@ -174,7 +174,7 @@ def test_every_feed_gives_tokens_their_neighbours(folder: Path, feed: Literal["p
             if "attention_mask" in batch:
                 assert torch.equal(real, batch["attention_mask"].bool())
             seen |= set(places[real].tolist())
-        assert len(seen) > 0.95 * sum(map(len, task.documents(rows)))
+        assert len(seen) > 0.95 * sum(map(len, task.rows.documents(rows)))
 
 
 def test_a_model_trains_with_neighbours_and_a_memory(

@@ -37,12 +37,12 @@ def metrics_are_those_of_one_process() -> None:
         task = config.build(tokenizer)
         torch.manual_seed(0)
         model = Transformer(task.adapt(model_config(preset))).double().eval()
-        held = task.held_out(rows)
+        held = task.rows.held_out(rows)
         counts = tokens_read(model)
-        expected = task.measure(model, held)
+        expected = task.metrics.measure(model, held)
         tokens = counts.pop()
         with context_parallel():
-            spread = task.measure(model, held)
+            spread = task.metrics.measure(model, held)
         assert counts.pop() < 0.8 * tokens, f"{kind}: a process read more than its share"
         assert spread == pytest.approx(expected, rel=1e-10), kind
         assert len({str(metrics) for metrics in gathered(spread)}) == 1, f"{kind}: processes differ"

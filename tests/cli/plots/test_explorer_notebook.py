@@ -136,6 +136,6 @@ def test_images_are_told_from_ids():
 
 
 @pytest.mark.parametrize("what", [None, [], [[]], [IDS, IDS], 3.5, ["the"], torch.zeros(1, 4, 4)])
-def test_what_is_none_of_these_is_refused(what: Any):
+def test_an_input_that_is_no_text_ids_or_image_is_refused(what: Any):
     with pytest.raises(InputError, match="what: expected a text, the ids of one row of tokens, or an image"):
         explore(ours(), what)

@@ -104,7 +104,7 @@ def test_what_the_context_forbids_counts():
         (4, {"layers": (-1,)}, "layer: layers count from 0, got -1"),
     ],
 )
-def test_what_cannot_be_drawn(length: int, options: dict, message: str):
+def test_sizes_of_pictures_out_of_range_are_refused(length: int, options: dict, message: str):
     with pytest.raises(InputError, match=message):
         pictures(Full(), Context(length, length), **options)
 

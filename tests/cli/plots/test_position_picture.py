@@ -68,7 +68,7 @@ def test_random_parameters_repeat_and_leave_the_generator_alone():
 
 
 @pytest.mark.parametrize("length", [0, 1025])
-def test_sizes_that_cannot_be_drawn(length: int):
+def test_lengths_of_pictures_out_of_range_are_refused(length: int):
     with pytest.raises(InputError, match=f"length: expected 1 to 1024, got {length}"):
         position_picture(AlibiConfig(), length)
 

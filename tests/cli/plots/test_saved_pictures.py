@@ -75,7 +75,7 @@ def png_of(content: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("view", ["lines", "neuron", "distance"])
-def test_what_is_drawn_as_svg_is_saved_as_svg(opened: Open, words: Path, view: str):
+def test_a_drawing_is_saved_as_svg(opened: Open, words: Path, view: str):
     tab = opened(words, f"view={view}&query=9")
     buttons = tab.get_by_role("group", name="Save pictures").get_by_role("button")
     assert buttons.count() == {"lines": 1, "neuron": 3, "distance": HEADS}[view]
@@ -93,7 +93,7 @@ def test_what_is_drawn_as_svg_is_saved_as_svg(opened: Open, words: Path, view: s
 
 
 @pytest.mark.parametrize("view", ["overview", "matrix", "path"])
-def test_what_is_a_canvas_is_saved_as_png(opened: Open, words: Path, view: str):
+def test_a_canvas_is_saved_as_png(opened: Open, words: Path, view: str):
     tab = opened(words, f"view={view}&query=9", color_scheme="dark")
     tab.wait_for_selector({"overview": ".overview canvas"}.get(view, "canvas[data-ready=true]"))
     name, content = saved(tab, tab.get_by_role("group", name="Save pictures").get_by_role("button"))

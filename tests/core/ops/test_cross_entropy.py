@@ -45,7 +45,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize(
     ("smoothing", "biased", "tokens"), pairwise([0.0, 0.1], [False, True], [1, 2, 5, 6, 7, 17])
 )
-def test_it_is_torch_cross_entropy(tokens: int, biased: bool, smoothing: float, small_chunks: int):
+def test_the_loss_equals_torchs_cross_entropy(tokens: int, biased: bool, smoothing: float, small_chunks: int):
     hidden, weight, bias, labels = inputs(tokens)
     wanted = [hidden, weight, *([bias] if biased else [])]
     loss = linear_cross_entropy(hidden, weight, bias if biased else None, labels, smoothing)
@@ -158,7 +158,7 @@ def test_leading_axes_are_kept_out_of_it():
 
 
 @BOTH_FORMS
-def test_it_passes_gradcheck(small_chunks: int):
+def test_the_gradient_passes_gradcheck(small_chunks: int):
     hidden, weight, bias, labels = inputs(9)
     assert torch.autograd.gradcheck(
         lambda *tensors: linear_cross_entropy(*tensors, labels, 0.1), (hidden, weight, bias)

@@ -119,7 +119,7 @@ def test_the_context_is_of_the_last_tokens():
         ),
     ],
 )
-def test_what_does_not_fit_is_named(options: dict[str, Tensor], message: str):
+def test_masks_documents_and_positions_of_other_shapes_are_refused(options: dict[str, Tensor], message: str):
     with pytest.raises(InputError) as caught:
         after(NO_TOKENS, 3, **options)
     assert str(caught.value) == message

@@ -274,7 +274,7 @@ def test_products_in_bfloat16_differ_by_their_rounding(mesh: str, launched: Path
     assert metric_difference(alone / "decoder", alone / "half") > 1e-6, "float64"
 
 
-def test_what_cannot_be_divided_is_refused_in_every_process_before_anything_is_written(launched: Path):
+def test_a_model_that_is_indivisible_is_refused_in_every_process_before_a_file_is_written(launched: Path):
     for rank in range(PROCESSES):
         said = (launched / f"refused-{rank}").read_text().splitlines()
         assert len(said) == len(REFUSED)

@@ -194,14 +194,18 @@ def test_every_optimizer_is_predicted() -> None:
         ("RECIPE --mesh data=2 --accumulate 0", "--accumulate: expected 1 or more, got 0"),
     ],
 )
-def test_what_the_command_refuses(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_meshes_that_do_not_divide_a_model_are_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", *words.split()]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_what_the_command_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_shares_of_every_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["show", "llama-3.2-1b", "--mesh", "data=2,shard=2", "--batch", "4", "--length", "1024"]) == 0
     shown = capsys.readouterr().out
     assert (

@@ -52,7 +52,9 @@ def test_gradients_flow_into_both():
         ((2, 3), (2, 3), {"temperature": 0.0}, "temperature: expected a number above 0, got 0.0"),
     ],
 )
-def test_what_cannot_be_is_named(predicted: Any, encoded: Any, options: dict[str, Any], message: str):
+def test_vectors_of_other_shapes_and_a_temperature_of_zero_are_refused(
+    predicted: Any, encoded: Any, options: dict[str, Any], message: str
+):
     with pytest.raises(InputError) as caught:
         contrastive_loss(torch.ones(predicted), torch.ones(encoded), **options)
     assert str(caught.value).startswith(message)
@@ -68,12 +70,12 @@ def test_pairs_are_found_by_their_numbers():
 
 @pytest.mark.parametrize("numbers", [[1, 0, 0], [1, 1, 1], [1, 2, 0], [1, 1, 2]])
 def test_numbers_that_make_no_pairs_are_refused(numbers: list[int]):
-    with pytest.raises(InputError, match="pair_ids: expected every number but 0 twice in its row"):
+    with pytest.raises(InputError, match="pair_ids: "):
         pairs_of(torch.zeros(1, 3, 2), torch.tensor([numbers]))
 
 
 def test_four_of_a_number_are_refused():
-    with pytest.raises(InputError, match="twice in its row"):
+    with pytest.raises(InputError, match="pair_ids: "):
         pairs_of(torch.zeros(1, 4, 2), torch.ones(1, 4, dtype=torch.long))
 
 
@@ -141,7 +143,7 @@ def test_the_pairs_of_a_row_are_what_the_sentences_give_apart():
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_what_it_trains_learns_it():
+def test_a_model_learns_which_sentence_fits_a_context():
     """Sentences of a document share one word: soon the context tells whose sentence is hidden, out of six."""
     torch.manual_seed(0)
     generator = np.random.default_rng(0)

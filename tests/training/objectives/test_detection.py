@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from polyformer.core.errors import InputError
 from polyformer.training.objectives import draw, replaced
 
 
@@ -45,8 +44,3 @@ def test_drawing_repeats_from_its_generator_and_stops_gradients():
     sure = torch.full((20, 5), -1e4)
     sure[:, 2] = 1e4
     assert (draw(sure) == 2).all()
-
-
-def test_a_wrong_number_of_tokens_is_named():
-    with pytest.raises(InputError, match=r"drawn: expected a token for each of 1 labels, got \(2,\)"):
-        replaced(torch.tensor([[1, 9]]), torch.tensor([[-100, 5]]), torch.tensor([4, 6]))

@@ -113,7 +113,7 @@ def test_groups_and_turns_are_kept():
     assert student_config(config()).encoder == dataclasses.replace(config().encoder, num_hidden_layers=2)  # type: ignore[type-var]
 
 
-def test_what_differs_in_more_than_layers_is_refused():
+def test_a_student_that_differs_in_more_than_layers_is_refused():
     teacher = Transformer(config())
     with pytest.raises(
         InputError, match=r"student: 'tokens.weight' has shape \(99, 16\), the teacher's \(300,"
@@ -253,7 +253,7 @@ def test_bad_input_is_named(teachers: dict[str, Path], tmp_path: Path, capsys: p
     assert not (tmp_path / "x").exists()
 
 
-def test_what_has_no_soft_labels_is_refused(teachers: dict[str, Path]):
+def test_a_task_without_soft_labels_is_refused(teachers: dict[str, Path]):
     fitting, _ = distilling(teachers["classify"], DistillationConfig(teacher="t"))
     head = dataclasses.replace(fitting.student.config.head, problem="regression")  # type: ignore[call-arg]
     fitting.student.config = dataclasses.replace(fitting.student.config, head=head)

@@ -92,9 +92,9 @@ def test_evaluation_with_a_memory_is_each_document_read_at_once(text: Path, side
     task, model, rows = fitted(text)
     model.eval()
     with torch.no_grad():
-        measured = task.measure(model, task.held_out(rows, side_by_side))
+        measured = task.metrics.measure(model, task.rows.held_out(rows, side_by_side))
         nats = tokens = 0.0
-        for document in task.documents(rows):
+        for document in task.rows.documents(rows):
             ids = torch.tensor([document])
             nats += float(model(ids, labels=ids).loss) * (len(document) - 1)
             tokens += len(document) - 1
@@ -118,7 +118,7 @@ def test_sinks_learn_from_packed_rows(text: Path, tmp_path: Path):
     assert fit(recipe(text, model=sinks, task={"feed": "packed"}), tmp_path / "run").run.folder.exists()
 
 
-def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
+def test_a_memory_without_rows_in_order_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="rows in random order leave nothing to remember"):
         fit(recipe(text, task={"feed": "packed"}), tmp_path / "run")
     run = fit(recipe(text), tmp_path / "run").run
@@ -130,7 +130,7 @@ def test_what_cannot_remember_is_refused(text: Path, tmp_path: Path):
     with pytest.raises(InputError, match="4 rows that continue their texts cannot be dealt evenly to 3"):
         RecurrentLoss(model, TaskWithData(task, Splits(rows, None, None), 0), engine, None)
     with pytest.raises(InputError, match="'in_order' lays out all documents"):
-        task.training_batches(iter(rows), 0)
+        task.rows.training_batches(iter(rows), 0)
 
 
 def test_a_store_is_saved_with_the_run_and_evaluated_at_any_size(

@@ -97,7 +97,7 @@ def test_a_width_of_its_own_needs_a_matrix(files: tuple[Path, Path], tmp_path: P
     assert fitted.model.tokens.weight.shape[1] == 16
 
 
-def test_what_has_vectors_already_is_refused(files: tuple[Path, Path]):
+def test_a_checkpoint_or_teacher_beside_vectors_is_refused(files: tuple[Path, Path]):
     with pytest.raises(InputError, match="vectors: a checkpoint and a teacher bring token vectors"):
         Recipe.from_dict({"model": {"pretrained": "DIR"}, "vectors": {"path": "FILE"}})
 

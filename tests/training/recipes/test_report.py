@@ -23,11 +23,11 @@ def test_baselines_predict_what_the_model_predicts():
     assert (uniform, title) == ("uniform", "2-gram (Kneser-Ney)")
     assert flat["perplexity"] == pytest.approx(260)
     assert flat["bits_per_byte"] == pytest.approx(math.log2(260) * 6 / 5)
-    documents = task.documents(ROWS)
+    documents = task.rows.documents(ROWS)
     nats, tokens = NGram(documents, 2, 260).nats(documents[:1])
     assert counted["loss"] == pytest.approx(nats / tokens)
-    held = task.held_out(ROWS[:1])
-    assert sum(task.weight(batch) for _, batch in held.batches.epoch(0)) == tokens == 6
+    held = task.rows.held_out(ROWS[:1])
+    assert sum(task.objective.weight(batch) for _, batch in held.batches.epoch(0)) == tokens == 6
 
 
 def test_no_baselines_unless_asked_for():

@@ -81,7 +81,7 @@ def test_a_folder_with_a_run_is_not_overwritten(folder: Path, text: Path):
         fit(tiny_recipe(text, seed=3), folder)
 
 
-def test_what_is_no_run(tmp_path: Path, folder: Path):
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path, folder: Path):
     with pytest.raises(InputError, match="no such directory"):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"not a run \(it has no recipe.yaml\)"):

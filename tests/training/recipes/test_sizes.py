@@ -69,7 +69,7 @@ def test_pairs_get_a_translator_of_their_size(pairs: str):
     assert any("2,000 rows of " in line for line in lines)
 
 
-def test_what_the_user_states_is_left_and_not_explained(pairs: str):
+def test_stated_sizes_are_kept_and_not_explained(pairs: str):
     changes = {
         "tokenizer.vocab_size": 300,
         "model.hidden_size": 64,

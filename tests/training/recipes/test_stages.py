@@ -111,7 +111,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path):
     assert not (tmp_path / "second" / "recipe.yaml").exists()
 
 
-def test_what_cannot_be_staged_is_refused(tmp_path: Path):
+def test_stages_of_other_tasks_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match="number: expected 1 stage or more, got 0"):
         stages(recipe(tmp_path), 0)
     other = recipe(tmp_path, task={"kind": "classify"}, model="encoder-tiny")

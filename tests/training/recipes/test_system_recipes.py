@@ -71,7 +71,7 @@ def tiny(name: str) -> Recipe:
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, "memorizing"])
-def test_it_trains(name: str, texts: None, tmp_path: Path):
+def test_a_system_recipe_trains_to_a_finite_loss(name: str, texts: None, tmp_path: Path):
     fitted = fit(tiny(name), tmp_path / "run")
     assert math.isfinite(fitted.scores["validation"]["loss"])
 

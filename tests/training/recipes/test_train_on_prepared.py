@@ -42,12 +42,12 @@ def test_a_run_reads_the_rows_and_the_held_out_text_of_memory(folder: Path, tmp_
     mapped = fit(recipe(folder), tmp_path / "mapped")
     whole = fit(tiny_recipe(folder.parent / "notes.txt", 6, task=TASK), tmp_path / "whole")
     assert mapped.scores["validation"].keys() == whole.scores["validation"].keys()
-    ours, theirs = (fitted.task.held_out(fitted.splits.validation) for fitted in (mapped, whole))
+    ours, theirs = (fitted.task.rows.held_out(fitted.splits.validation) for fitted in (mapped, whole))
     assert ours.counts == theirs.counts
     assert [row["labels"].tolist() for row in ours.batches.rows] == [
         row["labels"].tolist() for row in theirs.batches.rows
     ]
-    batches = [fitted.task.training_batches(fitted.splits.train, 0) for fitted in (mapped, whole)]
+    batches = [fitted.task.rows.training_batches(fitted.splits.train, 0) for fitted in (mapped, whole)]
     assert isinstance(batches[0], MappedBatches)
     rows = [sorted(row for _, b in each.epoch(0) for row in b["labels"].tolist()) for each in batches]
     assert rows[0] == rows[1]
@@ -110,7 +110,7 @@ def test_a_guess_and_a_named_recipe_take_the_folder(folder: Path, tmp_path: Path
     assert "guessed" not in text
 
 
-def test_what_cannot_be_read_is_named(folder: Path, tmp_path: Path):
+def test_prepared_text_for_another_task_is_refused(folder: Path, tmp_path: Path):
     def refused(message: str, **changes) -> None:
         with pytest.raises(InputError, match=message):
             fit(recipe(folder, **changes), tmp_path / "run")

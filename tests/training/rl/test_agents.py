@@ -205,7 +205,7 @@ def test_a_run_goes_on_in_another_process(tmp_path: Path):
     assert f"resumed {tmp_path / 'run'} at step 4" in done.stdout + done.stderr
 
 
-def test_what_was_collected_is_read_by_another_process(tmp_path: Path):
+def test_collected_steps_are_read_by_another_process(tmp_path: Path):
     """Which knows the class of it before it acts, and without TorchRL."""
     policy = policy_of()
     save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
@@ -261,24 +261,8 @@ def test_observations_without_a_form_are_refused():
     assert environment.observation_space.shape == (4,)  # a choice of four as a vector
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"segment": 5}, "do not cut into segments of 5"),
-        ({"minibatches": 4}, "into 4 minibatches"),
-        ({"batch_tokens": 128}, "batch_tokens: an agent reads no tokens"),
-        ({"discount": 1.5}, "discount: expected a number from 0 to 1"),
-        ({"clip": -0.1}, r"task\.clip: expected 0 or more"),
-        ({"rows": 0}, "rows: expected 1 or more"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(changes: dict[str, Any], message: str):
-    with pytest.raises(InputError, match=message):
-        recipe(**changes)
-
-
 @pytest.mark.parametrize("name", ["gymnasium", "torchrl"])
-def test_what_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_library_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == name else find(module))
     with pytest.raises(InputError, match=rf"needs {name}: pip install 'polyformer\[agents\]'"):

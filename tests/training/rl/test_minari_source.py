@@ -140,9 +140,7 @@ def test_a_data_set_that_is_not_here_is_downloaded(empty_root: Path, monkeypatch
         ({"actions": spaces.Discrete(2, start=1)}, r"expected a Box of one dimension, or a Discrete from 0"),
     ],
 )
-def test_episodes_that_cannot_be_learnt_from_are_named(
-    changes: dict[str, Any], message: str, empty_root: Path
-):
+def test_episodes_of_other_spaces_are_refused(changes: dict[str, Any], message: str, empty_root: Path):
     store("some/kept-v0", **changes)
     with pytest.raises(InputError, match=message):
         rows("minari:some/kept-v0")

@@ -91,7 +91,7 @@ def test_an_episode_is_what_it_is_alone(name: str, length: int, observations: Te
 
 
 @pytest.mark.parametrize("name", POLICIES[:3])
-def test_what_was_seen_counts_until_the_episode_ends(name: str, observations: Tensor):
+def test_observations_count_until_the_episode_ends(name: str, observations: Tensor):
     policy = tiny(name)
     other = observations.clone()
     other[:, 0] += 1
@@ -137,7 +137,7 @@ def test_a_policy_is_saved_and_known_by_its_file(tmp_path: Path, observations: T
     assert isinstance(MODELS["dt-tiny"](), TrajectoryConfig)
 
 
-def test_what_is_for_models_of_texts_alone_is_refused():
+def test_a_policy_is_refused_where_a_model_of_texts_is_expected():
     policy = tiny("gtrxl")
     task = LanguageModellingConfig().build(build_tokenizer(TokenizerConfig(algorithm="bytes"), []))
     refusals = {
@@ -174,7 +174,7 @@ def test_inputs_that_do_not_fit_are_refused(arguments: tuple[Tensor, ...], messa
         ({"position": "learned"}, "memory: "),
     ],
 )
-def test_configurations_that_cannot_be_meant_are_refused(changes: dict[str, object], message: str):
+def test_policies_without_actions_memory_or_softmax_are_refused(changes: dict[str, object], message: str):
     with pytest.raises(InputError, match=message):
         Policy(model_config("gtrxl", changes))  # type: ignore[arg-type]
 

@@ -45,7 +45,7 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
     """By the definition: an episode at a time, the whole model over all its steps so far. Of choices, some
     episodes end before the others."""
     model, task = untrained(source, context=30)
-    name, size, asked = task.config.environment or "", len(task.usual), (-10.0, 90.0)
+    name, size, asked = task.config.environment or "", len(task.metrics.usual), (-10.0, 90.0)
     with torch.no_grad():
         model.head.actions.weight *= 1e4 if task.config.discrete else 1.0  # so that nothing is left to chance
     results = achieved_returns(model, task, trial(task, returns=asked, episodes=4, seed=3, max_steps=steps))
@@ -55,11 +55,11 @@ def test_episodes_side_by_side_are_those_of_a_loop(source: str, steps: int, mina
             seen, _ = environment.reset(seed=3 * 4 + number)
             states, returns, actions, ended = [], [wanted], [], False
             while not ended and len(states) < steps:
-                states.append(task.scaled_states(np.array(seen)))
+                states.append(task.rows.scaled_states(np.array(seen)))
                 inputs = {
                     "states": np.array([states]),
                     "actions": np.array([[*actions, np.zeros(size)]]),
-                    "returns_to_go": task.scaled_returns(np.array([returns]))[..., None],
+                    "returns_to_go": task.rows.scaled_returns(np.array([returns]))[..., None],
                 }
                 tensors = {name: torch.from_numpy(x.astype(np.float32)) for name, x in inputs.items()}
                 with torch.no_grad():
@@ -97,7 +97,7 @@ def test_cloning_reads_no_returns(minari_here: Path):
     results = achieved_returns(model, task, trial(task, returns=(-100.0, 0.0)))
     assert results[-100.0] == pytest.approx(results[0.0], rel=1e-4)
     rows = list(read(DataConfig(), ROLES, PENDULUM))
-    batch = next(task.held_out(rows).batches.epoch(0))[1]
+    batch = next(task.rows.held_out(rows).batches.epoch(0))[1]
     assert not batch["returns_to_go"].any()
     assert batch["states"].any()
     kept = best(rows, 0.25)
@@ -107,13 +107,13 @@ def test_cloning_reads_no_returns(minari_here: Path):
     assert best(rows, 1.0) == rows
     assert len(best(rows, 0.001)) == 1
     few = ActionPredictionConfig(best_episodes=0.25).resolve(rows).build()
-    windows = few.training_batches(rows, 0)
+    windows = few.rows.training_batches(rows, 0)
     assert windows.episodes.starts.tolist() == Episodes.of(kept).starts.tolist()
     with pytest.raises(InputError, match=r"best_episodes: expected a share in \(0, 1\], got 0"):
         ActionPredictionConfig(best_episodes=0)
 
 
-def test_what_a_model_cannot_act_in_is_named(minari_here: Path):
+def test_environments_of_other_spaces_are_refused(minari_here: Path):
     model, task = untrained(CART)
     config = task.config
     for environment, options, message in [
@@ -171,7 +171,7 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.from_dict({**whole, **changes})
 
 
-def test_it_is_trained_and_tried_by_one_command(
+def test_a_model_is_trained_and_tried_by_one_command(
     minari_here: Path, tmp_path: Path, capsys: Any, complaint: Callable[..., str]
 ):
     run, small = str(tmp_path / "run"), ("--model", "dt-tiny", "--steps", "4", "--device", "cpu")
@@ -212,7 +212,7 @@ def test_it_is_trained_and_tried_by_one_command(
     assert "7" in capsys.readouterr().out
 
 
-def test_it_goes_on_bit_by_bit_and_the_run_stands_without_its_data(
+def test_a_run_resumes_bit_by_bit_and_stands_without_its_data(
     minari_here: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -275,7 +275,7 @@ def test_wrappers_are_recorded_and_put_around_the_trial(
     wrapper = "minigrid.wrappers:ImgObsWrapper"
     assert main(["record", "minigrid:MiniGrid-Empty-5x5-v0", *words, "--wrappers", wrapper]) == 0
     model, task = untrained("minari:grid/seen-v0")
-    assert task.state_size == 7 * 7 * 3
+    assert task.rows.state_size == 7 * 7 * 3
     assert task.config.environment_wrappers[0] == wrapper
     config = task.config
     where = Trial(

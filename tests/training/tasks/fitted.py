@@ -26,7 +26,7 @@ def learned(
     before = _measured(task, model, fitting)
     for _, batch in zip(range(steps), _batches(fitting)):
         optimizer.zero_grad()
-        task.loss(model.train(), batch).backward()
+        task.objective.loss(model.train(), batch).backward()
         optimizer.step()
     return before, _measured(task, model, fitting)
 
@@ -38,5 +38,5 @@ def _batches(fitting: TaskWithData) -> Iterator[Batch]:
 
 @torch.no_grad()
 def _measured(task: TextTask, model: Transformer, fitting: TaskWithData) -> Metrics:
-    totals = [task.totals(model.eval(), batch) for batch in fitting.batches(0, 0, 0, 1)]
-    return task.metrics(torch.stack(totals).sum(0).tolist(), {})
+    totals = [task.metrics.totals(model.eval(), batch) for batch in fitting.batches(0, 0, 0, 1)]
+    return task.metrics.values(torch.stack(totals).sum(0).tolist(), {})

@@ -38,29 +38,29 @@ def build(**options: Any) -> tuple[Summarization, Transformer]:
 
 def test_every_sentence_has_its_own_first_token_and_type():
     task, model = build()
-    row = task.prepare(ROWS)[0]
+    row = task.rows.prepare(ROWS)[0]
     ids, types = row["input_ids"], row["token_type_ids"]
     starts = [place for place, token in enumerate(ids) if token == task.tokenizer.cls_id]
     assert [types[place] for place in starts] == [0, 1, 0]
     assert ids.count(task.tokenizer.sep_id) == 3
     assert model.config.embedding.type_vocab_size == 2
-    assert task.source_rows([""])[0]["input_ids"] == [task.tokenizer.cls_id, task.tokenizer.sep_id]
+    assert task.rows.source_rows([""])[0]["input_ids"] == [task.tokenizer.cls_id, task.tokenizer.sep_id]
 
 
 def test_a_text_that_does_not_fit_is_counted():
     task, _ = build(max_length=24)
-    task.prepare(ROWS)
+    task.rows.prepare(ROWS)
     assert any("sources are cut to 24 tokens" in note for note in task.notes)
-    assert all(len(row["input_ids"]) <= 24 for row in task.source_rows([SOURCE, "river " * 90]))
+    assert all(len(row["input_ids"]) <= 24 for row in task.rows.source_rows([SOURCE, "river " * 90]))
 
 
-def test_it_learns_to_write_and_reads_the_types():
+def test_a_model_learns_to_write_summaries_and_reads_the_types():
     task, model = build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    ((_, batch),) = task.training_batches(ROWS, seed=0).epoch(0)
+    ((_, batch),) = task.rows.training_batches(ROWS, seed=0).epoch(0)
     for _ in range(80):
         optimizer.zero_grad()
-        task.loss(model, batch).backward()
+        task.objective.loss(model, batch).backward()
         optimizer.step()
     assert task.translate(model, [row["source"] for row in ROWS]) == [row["target"] for row in ROWS]
     plain = {**batch, "token_type_ids": torch.zeros_like(batch["token_type_ids"])}

@@ -106,7 +106,7 @@ def test_an_epoch_goes_on_from_a_position():
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
+def test_actions_follow_the_return_that_is_asked_for(discrete: bool, tmp_path: Path):
     recipe = tiny(write(tmp_path / "a.jsonl", rows(150, discrete)), steps=100)
     recipe = dataclasses.replace(recipe, model=ModelChoice(preset="dt-tiny", options={"dropout": 0.0}))
     fitted = fit(recipe, tmp_path / "run")
@@ -115,7 +115,7 @@ def test_it_learns_what_the_return_tells(discrete: bool, tmp_path: Path):
     if discrete:
         assert score["accuracy"] > 0.75 > score["baseline_accuracy"]
         # what the return says is what is done: asked for the opposite, it acts otherwise
-        batch = next(fitted.task.held_out(fitted.splits.validation).batches.epoch(0))[1]
+        batch = next(fitted.task.rows.held_out(fitted.splits.validation).batches.epoch(0))[1]
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         asked = {**inputs, "returns_to_go": -inputs["returns_to_go"]}
         with torch.no_grad():
@@ -143,7 +143,7 @@ def test_a_run_keeps_all_that_acting_needs(run: Path):
     assert (model.config.head.state_size, model.config.head.action_size) == (3, 1)
 
 
-def test_it_goes_on_bit_by_bit(run: Path, tmp_path: Path):
+def test_a_run_of_actions_resumes_bit_by_bit(run: Path, tmp_path: Path):
     recipe = Run.open(run).recipe
     fit(recipe, tmp_path / "part")
     for late in (tmp_path / "part" / "checkpoints").glob("*6"):
@@ -157,7 +157,9 @@ def test_it_goes_on_bit_by_bit(run: Path, tmp_path: Path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_it_is_trained_and_evaluated_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_model_of_actions_is_trained_and_evaluated_by_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
     data = write(tmp_path / "a.jsonl", rows())
     small = ["--model", "dt-tiny", "--steps", "2", "--device", "cpu"]
     assert main(["train", "dt", "--data", str(data), *small, "--out", str(tmp_path / "r")]) == 0
@@ -224,7 +226,7 @@ BAD: dict[str, tuple[Row, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_episode_that_cannot_be_learnt_from_is_named(name: str, tmp_path: Path):
+def test_an_episode_with_missing_or_odd_columns_is_refused(name: str, tmp_path: Path):
     row, message = BAD[name]
     path = write(tmp_path / "a.jsonl", [GOOD, GOOD, row, GOOD])
     with pytest.raises(InputError, match=message):

@@ -39,7 +39,7 @@ def build(tokenizer: Tokenizer, **options: object) -> MultipleChoice:
 
 def test_a_batch_has_the_rows_of_every_choice(tokenizer: Tokenizer):
     task = build(tokenizer)
-    batch = task.collate(task.prepare(ROWS[:3]))
+    batch = task.rows.collate(task.rows.prepare(ROWS[:3]))
     assert batch["labels"].tolist() == [0, 2, 1]
     for i, row in enumerate(ROWS[:3]):
         for c, choice in enumerate(row["choices"]):
@@ -70,9 +70,13 @@ def test_a_model_learns_and_is_measured_beside_the_majority(tokenizer: Tokenizer
     before, after = learned(task, model_config("encoder-tiny"), ROWS, steps=150, lr=5e-4)
     assert after["loss"] < 0.3 < 1 < before["loss"]
     assert after["accuracy"] == 1
-    held = task.held_out(ROWS[:4])  # the places 0, 2, 1, 0
+    held = task.rows.held_out(ROWS[:4])  # the places 0, 2, 1, 0
     assert held.counts == {"majority": 0.5}
-    assert task.metrics([3.0, 1.0, 2.0], held.counts) == {"loss": 1.5, "accuracy": 0.5, "majority": 0.5}
+    assert task.metrics.values([3.0, 1.0, 2.0], held.counts) == {
+        "loss": 1.5,
+        "accuracy": 0.5,
+        "majority": 0.5,
+    }
 
 
 def test_batches_have_room_for_all_choices(tokenizer: Tokenizer):
@@ -80,14 +84,14 @@ def test_batches_have_room_for_all_choices(tokenizer: Tokenizer):
     for batch in fitting.batches(0, 0, 0, 1):
         assert batch["input_ids"].numel() <= 100
     with pytest.raises(InputError, match=r"with its 3 choices has .* tokens, more than task.batch_tokens 20"):
-        build(tokenizer, batch_tokens=20).prepare(ROWS[1:])
+        build(tokenizer, batch_tokens=20).rows.prepare(ROWS[1:])
 
 
 def test_long_ones_are_refused_or_cut(tokenizer: Tokenizer):
     with pytest.raises(InputError, match=r"text 'the cow 0' with its choice 'moos loud.* task.max_length 8"):
-        build(tokenizer, max_length=8).prepare(ROWS[-6:-5])
+        build(tokenizer, max_length=8).rows.prepare(ROWS[-6:-5])
     task = build(tokenizer, max_length=8, too_long="cut")
-    assert len(task.prepare(ROWS[-6:-5])[0]["input_ids"]) == 24
+    assert len(task.rows.prepare(ROWS[-6:-5])[0]["input_ids"]) == 24
     assert task.notes == ["1 of 3 choices with their texts are cut to 8 tokens"]
 
 
@@ -164,7 +168,7 @@ def test_choices_of_columns_and_of_lists_are_the_same(tmp_path: Path):
         (None, "row 1: column 'choices' holds None, expected a list of texts"),
     ],
 )
-def test_what_are_no_choices(choices: object, message: str, tmp_path: Path):
+def test_choices_that_are_no_list_of_texts_are_refused(choices: object, message: str, tmp_path: Path):
     path = tmp_path / "b.jsonl"
     path.write_text(json.dumps({"text": "a", "choices": choices, "label": 0}))
     with pytest.raises(InputError, match=message):

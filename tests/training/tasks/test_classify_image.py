@@ -56,7 +56,7 @@ def test_the_model_gets_size_labels_and_the_statistics_of_the_images(channels: i
     pixels = pixels.reshape(-1, channels) / 255
     np.testing.assert_allclose(config.mean, pixels.mean(0), rtol=1e-12)
     np.testing.assert_allclose(config.std, pixels.std(0), rtol=1e-12)
-    (_, batch) = next(task.held_out(rows(3, channels)).batches.epoch(0))
+    (_, batch) = next(task.rows.held_out(rows(3, channels)).batches.epoch(0))
     images = torch.from_numpy(np.stack([task.config.pixels(row) for row in rows(3, channels)]))
     torch.testing.assert_close(batch["pixel_values"], model.normalize(images))
     assert batch["labels"].tolist() == [1, 0, 0]
@@ -91,32 +91,23 @@ def test_views_are_random_in_training_alone_and_resume_bit_for_bit():
     resumed = list(TaskWithData(task, Splits(rows(), None, None), seed=3).batches(5, 2, 0, 1))  # type: ignore[arg-type]
     assert torch.equal(whole[2]["pixel_values"], resumed[0]["pixel_values"])
     plain, _ = build()
-    held = [next(task.held_out(rows()).batches.epoch(0))[1] for task in (task, plain)]
+    held = [next(task.rows.held_out(rows()).batches.epoch(0))[1] for task in (task, plain)]
     assert torch.equal(held[0]["pixel_values"], held[1]["pixel_values"])
     first = {id(row["image"]): row for row in fitting.train.rows}  # type: ignore[union-attr]
     assert len(first) == 24
     assert not torch.equal(whole[0]["pixel_values"], next(fitting.batches(6, 0, 0, 1))["pixel_values"])
 
 
-def test_what_cannot_be_trained_on_is_refused():
-    config = ImageClassificationConfig()
-    with pytest.raises(
-        InputError, match=r"every training image has the same one, 'left'; .* --task\.kind image"
-    ):
-        config.resolve([row for row in rows() if row["label"] == "left"])
-    with pytest.raises(InputError, match=r"data\.streaming: images are held in memory; set it to false"):
-        config.resolve(iter(rows()))
+def test_images_of_other_labels_sizes_and_models_are_refused():
     task, _ = build()
-    with pytest.raises(InputError, match="label: 'up' was not seen in training, which had 'left', 'right'"):
-        task.held_out([{**rows(1)[0], "label": "up"}])
+    with pytest.raises(InputError, match="label: 'up'"):
+        task.rows.held_out([{**rows(1)[0], "label": "up"}])
     with pytest.raises(
         InputError, match=r"expected 8 x 12 x 1 pixels, .* got 8 x 12 x 3; .*data\.image_mode"
     ):
-        task.held_out(rows(1, channels=3))
+        task.rows.held_out(rows(1, channels=3))
     with pytest.raises(InputError, match="this task needs a model of images, such as the preset vit-mini"):
         task.adapt(model_config("encoder-tiny"))
-    with pytest.raises(InputError, match="batch_tokens: a batch is counted in images here; set batch_size"):
-        ImageClassificationConfig(batch_tokens=100)
 
 
 def test_statistics_that_are_stated_stay():

@@ -30,7 +30,7 @@ def model(task: ContrastiveModelling) -> Transformer:
 
 
 def test_rows_keep_the_text_and_their_limits(task: ContrastiveModelling):
-    rows = task.prepare(ROWS)
+    rows = task.rows.prepare(ROWS)
     assert all((row["token_type_ids"] == 0).sum() <= 6 for row in rows)
     text = [row["input_ids"][row["token_type_ids"] == 1] for row in rows]
     assert max(map(len, text)) <= 120
@@ -39,7 +39,7 @@ def test_rows_keep_the_text_and_their_limits(task: ContrastiveModelling):
 
 
 def test_a_token_is_guessed_or_hidden_with_its_sentence_never_both(task: ContrastiveModelling):
-    for _, batch in task.held_out(ROWS).batches.epoch(0):
+    for _, batch in task.rows.held_out(ROWS).batches.epoch(0):
         document, labelled = batch["document_ids"], batch["labels"] != -100
         assert labelled.any()
         assert not labelled[document > 0].any()
@@ -48,7 +48,7 @@ def test_a_token_is_guessed_or_hidden_with_its_sentence_never_both(task: Contras
             chosen = batch["segment_ids"][row][(batch["pair_ids"][row] > 0) & (document[row] == 0)]
             gone = torch.isin(batch["segment_ids"][row], chosen) & (batch["token_type_ids"][row] == 1)
             gone &= document[row] == 0
-            assert (batch["input_ids"][row][gone] == task.mask).all()
+            assert (batch["input_ids"][row][gone] == task.rows.mask).all()
             assert not labelled[row][gone].any()
 
 
@@ -56,8 +56,8 @@ def test_the_loss_joins_both_and_metrics_say_each(task: ContrastiveModelling, mo
     fitting = TaskWithData(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     batch = next(iter(fitting.batches(0, 0, 0, 1)))
     output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
-    totals = task.totals(model, batch).tolist()
-    metrics = task.metrics(totals, {})
+    totals = task.metrics.totals(model, batch).tolist()
+    metrics = task.metrics.values(totals, {})
     assert fitting.loss(model, batch).item() == pytest.approx(metrics["loss"], rel=1e-5)
     assert metrics["loss"] == pytest.approx(
         0.8 * output.loss.item() + 0.2 * metrics["contrastive_loss"], rel=1e-5
@@ -68,7 +68,7 @@ def test_the_loss_joins_both_and_metrics_say_each(task: ContrastiveModelling, mo
 
 def test_every_parameter_is_trained_by_the_joint_loss(task: ContrastiveModelling, model: Transformer):
     batch = next(iter(TaskWithData(task, Splits(ROWS, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
-    task.loss(model, batch).backward()
+    task.objective.loss(model, batch).backward()
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters()
     )
@@ -78,8 +78,8 @@ def test_a_batch_of_single_sentences_still_trains(task: ContrastiveModelling, mo
     rows = [{"text": "one sentence and no more"}]
     batch = next(iter(TaskWithData(task, Splits(rows, None, None), seed=0).batches(0, 0, 0, 1)))  # type: ignore[arg-type]
     assert batch["pair_ids"].sum() == 0
-    assert task.loss(model, batch).isfinite()
-    assert task.totals(model, batch)[3:].tolist() == [0, 0, 0]
+    assert task.objective.loss(model, batch).isfinite()
+    assert task.metrics.totals(model, batch)[3:].tolist() == [0, 0, 0]
 
 
 def test_the_model_gets_the_number_of_global_tokens(task: ContrastiveModelling, model: Transformer):
@@ -101,7 +101,7 @@ def test_the_model_gets_the_number_of_global_tokens(task: ContrastiveModelling, 
         ({"batch_tokens": 200}, "batch_tokens: expected row_length + global_tokens, 288, or more, got 200"),
     ],
 )
-def test_what_cannot_be_is_named(options: dict, message: str):
+def test_shares_temperatures_and_batches_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(InputError) as caught:
         ContrastiveModellingConfig(**options)
     assert message in str(caught.value)

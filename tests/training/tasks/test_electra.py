@@ -28,7 +28,7 @@ def task() -> Electra:
 def joined(task: Electra, **options: object) -> GeneratorAndModel:
     torch.manual_seed(0)
     options = {"hidden_size": 32, "num_attention_heads": 4, "dropout": 0.0, **options}
-    return task.training_module(Transformer(task.adapt(model_config("encoder-tiny", options))))
+    return task.objective.training_module(Transformer(task.adapt(model_config("encoder-tiny", options))))
 
 
 def first(task: Electra) -> dict[str, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_the_generator_is_as_deep_and_a_quarter_as_wide():
 def test_every_hidden_token_is_the_mask(task: Electra):
     batch = first(task)
     hidden = batch["labels"] != -100
-    assert (batch["input_ids"][hidden] == task.masking.mask_id).all()
+    assert (batch["input_ids"][hidden] == task.rows.masking.mask_id).all()
     share = hidden.sum() / batch["attention_mask"].sum()
     assert share.item() == pytest.approx(0.15, abs=0.02)
 
@@ -74,7 +74,7 @@ def test_the_loss_is_its_definition(task: Electra):
     logits = pair.model(read, **places).logits[real]
     detecting = F.softplus(torch.where(changed == 1, -logits, logits)).mean()
     torch.testing.assert_close(output.loss, guessing + 50 * detecting, rtol=1e-5, atol=1e-5)
-    metrics = task.metrics(task.totals(pair, batch).tolist(), {})
+    metrics = task.metrics.values(task.metrics.totals(pair, batch).tolist(), {})
     assert metrics["loss"] == pytest.approx(output.loss.item(), rel=1e-5)
     assert metrics["detection_loss"] == pytest.approx(detecting.item(), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(((logits > 0) == (changed == 1)).double().mean().item())
@@ -127,12 +127,12 @@ def test_held_out_text_is_corrupted_alike_every_time_and_training_text_anew(task
 def test_a_pair_learns(task: Electra):
     pair, batch = joined(task), first(task)
     optimizer = torch.optim.AdamW(pair.parameters(), lr=3e-3)
-    before = task.metrics(task.totals(pair.eval(), batch).tolist(), {})
+    before = task.metrics.values(task.metrics.totals(pair.eval(), batch).tolist(), {})
     for _ in range(40):
         optimizer.zero_grad()
-        task.loss(pair.train(), batch).backward()
+        task.objective.loss(pair.train(), batch).backward()
         optimizer.step()
-    after = task.metrics(task.totals(pair.eval(), batch).tolist(), {})
+    after = task.metrics.values(task.metrics.totals(pair.eval(), batch).tolist(), {})
     assert after["generator_perplexity"] < before["generator_perplexity"] / 3
     assert after["detection_loss"] < before["detection_loss"]
 
@@ -180,7 +180,7 @@ def _recorded(out: Path) -> dict[str, float]:
         ({"batch_tokens": 64}, "batch_tokens: expected row_length, 128, or more, got 64"),
     ],
 )
-def test_what_cannot_be_is_named(options: dict, message: str):
+def test_sizes_weights_and_batches_out_of_range_are_refused(options: dict, message: str):
     with pytest.raises(InputError) as caught:
         ElectraConfig(**options)
     assert message in str(caught.value)

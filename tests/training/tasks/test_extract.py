@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.host_values import IGNORED
 from polyformer.data import TokenizerConfig
@@ -14,7 +13,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.tasks import ExtractConfig, Extraction
-from polyformer.training.tasks.seq2seq import distinct, oracle
+from polyformer.training.tasks.extract import distinct, oracle
 
 pytest.importorskip("rouge_score")
 
@@ -44,32 +43,32 @@ def test_labels_are_the_sentences_that_raise_the_score():
 
 def test_a_sentence_has_its_own_first_token_type_and_label():
     task, _ = build()
-    (row,) = task.prepare(ROWS)
-    starts = [place for place, token in enumerate(row["input_ids"]) if token == task.cls]
+    (row,) = task.rows.prepare(ROWS)
+    starts = [place for place, token in enumerate(row["input_ids"]) if token == task.rows.cls]
     assert [row["labels"][place] for place in starts] == [0, 1, 1, 0]
     assert [row["token_type_ids"][place] for place in starts] == [0, 1, 0, 1]
     assert {label for place, label in enumerate(row["labels"]) if place not in starts} == {IGNORED}
-    assert row["input_ids"].count(task.sep) == 4
+    assert row["input_ids"].count(task.rows.sep) == 4
 
 
 def test_only_whole_sentences_are_read_except_a_long_first():
     task, _ = build()
     long = " ".join(["The river was high in spring and the men of the north came by boat."] * 9)
-    sentences, row = task.read(long)
+    sentences, row = task.rows.read(long)
     assert 1 <= len(sentences) < 9
     assert len(row["input_ids"]) <= 64
-    sentences, row = task.read("river " * 200)
+    sentences, row = task.rows.read("river " * 200)
     assert len(sentences) == 1
-    assert (len(row["input_ids"]), row["input_ids"][-1]) == (64, task.sep)
+    assert (len(row["input_ids"]), row["input_ids"][-1]) == (64, task.rows.sep)
 
 
-def test_it_learns_the_sentences():
+def test_a_model_learns_which_sentences_are_the_summary():
     task, model = build(sentences=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    ((_, batch),) = task.training_batches(ROWS, seed=0).epoch(0)
+    ((_, batch),) = task.rows.training_batches(ROWS, seed=0).epoch(0)
     for _ in range(40):
         optimizer.zero_grad()
-        loss = task.loss(model, batch)
+        loss = task.objective.loss(model, batch)
         loss.backward()
         optimizer.step()
     assert task.extract(model, [ROWS[0]["source"], ""]) == [f"{SENTENCES[1]} {SENTENCES[2]}", ""]
@@ -98,8 +97,3 @@ def test_a_run_prints_the_sentences(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.splitlines()[-1] in SENTENCES
     assert main(["translate", str(tmp_path / "run"), "A text.", "--num-beams", "2"]) == 2
     assert "sentences are chosen, not generated; leave out --num-beams" in capsys.readouterr().err
-
-
-def test_what_is_refused():
-    with pytest.raises(InputError, match="sentences: expected 1 or more, got 0"):
-        ExtractConfig(sentences=0)

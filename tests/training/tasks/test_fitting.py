@@ -49,7 +49,7 @@ def test_processes_share_what_is_left_of_an_epoch(
 def test_workers_share_an_evaluation(task: LanguageModelling, splits: tuple[Splits, Splits]):
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("decoder-tiny", {"hidden_size": 16}))).eval()
-    held = task.held_out(splits[0].validation)  # type: ignore[arg-type]
+    held = task.rows.held_out(splits[0].validation)  # type: ignore[arg-type]
     parts: list[torch.Tensor] = []
 
     def keep(total: torch.Tensor) -> torch.Tensor:
@@ -57,9 +57,9 @@ def test_workers_share_an_evaluation(task: LanguageModelling, splits: tuple[Spli
         return total
 
     for rank in range(3):
-        task.measure(model, held, Workers(rank, 3, keep))
-    alone = task.measure(model, held)
-    assert task.metrics(sum(parts[1:], parts[0]).tolist(), held.counts) == pytest.approx(alone)
+        task.metrics.measure(model, held, Workers(rank, 3, keep))
+    alone = task.metrics.measure(model, held)
+    assert task.metrics.values(sum(parts[1:], parts[0]).tolist(), held.counts) == pytest.approx(alone)
 
 
 def test_without_validation_there_are_no_metrics(task: LanguageModelling, splits: tuple[Splits, Splits]):

@@ -48,8 +48,8 @@ def test_an_adaptive_softmax_stays_and_is_measured_as_any_head(tokenizer: Tokeni
     assert config.head.kind == "adaptive_softmax"
     torch.manual_seed(0)
     model = Transformer(config).double().eval()
-    held = task.held_out(ROWS)
-    total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    held = task.rows.held_out(ROWS)
+    total = sum(task.metrics.totals(model, batch) for _, batch in held.batches.epoch(0))
     assert isinstance(total, torch.Tensor)
     nats, tokens = total.tolist()
     assert tokens == sum(len(text.encode()) + 1 for text in TEXTS)
@@ -59,13 +59,13 @@ def test_an_adaptive_softmax_stays_and_is_measured_as_any_head(tokenizer: Tokeni
 def test_every_token_but_bos_is_measured_once(tokenizer: Tokenizer):
     """Sums over packed rows are those of the same pieces of text one by one."""
     task, model = build(tokenizer)
-    held = task.held_out(ROWS)
-    total = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    held = task.rows.held_out(ROWS)
+    total = sum(task.metrics.totals(model, batch) for _, batch in held.batches.epoch(0))
     assert isinstance(total, torch.Tensor)
     nats, tokens = total.tolist()
     assert tokens == sum(len(text.encode()) + 1 for text in TEXTS)
     alone = 0.0
-    for row in task.prepare_held_out(ROWS):
+    for row in task.rows.prepare_held_out(ROWS):
         for document in range(int(row["document_ids"].max()) + 1):
             here = row["document_ids"] == document
             if (row["labels"][here] != -100).any():
@@ -80,15 +80,17 @@ def test_overlap_gives_context_and_counts_nothing_twice(tokenizer: Tokenizer):
     counts = []
     for overlap in (1, 16, 31):
         task, _ = build(tokenizer, overlap=overlap)
-        counts.append(sum(task.weight(batch) for _, batch in task.held_out(ROWS).batches.epoch(0)))
+        counts.append(
+            sum(task.objective.weight(batch) for _, batch in task.rows.held_out(ROWS).batches.epoch(0))
+        )
     assert counts == [sum(len(text.encode()) + 1 for text in TEXTS)] * 3
 
 
 def test_metrics_are_per_token_per_word_and_per_byte(tokenizer: Tokenizer):
     task, _ = build(tokenizer)
-    counts = task.count([{"text": "two words\nand three more\n"}])
+    counts = task.rows.count([{"text": "two words\nand three more\n"}])
     assert counts == {"words": 5 + 2, "bytes": 25}
-    metrics = task.metrics([14.0, 28.0], counts)
+    metrics = task.metrics.values([14.0, 28.0], counts)
     assert metrics["perplexity"] == pytest.approx(math.exp(0.5))
     assert metrics["word_perplexity"] == pytest.approx(math.exp(2))
     assert metrics["bits_per_byte"] == pytest.approx(14 / math.log(2) / 25)
@@ -98,15 +100,15 @@ def test_metrics_are_per_token_per_word_and_per_byte(tokenizer: Tokenizer):
 def test_a_lossy_tokenizer_says_nothing_about_words():
     lossy = Tokenizer.train(TokenizerConfig(algorithm="bytes", lowercase=True), [])
     task = LanguageModellingConfig().build(lossy)
-    assert task.count([{"text": "Upper"}]) == {}
-    assert set(task.metrics([1.0, 1.0], {})) == {"loss", "perplexity"}
+    assert task.rows.count([{"text": "Upper"}]) == {}
+    assert set(task.metrics.values([1.0, 1.0], {})) == {"loss", "perplexity"}
 
 
 def test_how_unicode_spells_a_text_changes_no_metric():
     task = LanguageModellingConfig().build(Tokenizer.train(TokenizerConfig(algorithm="bytes"), []))
     assert (
-        task.count([{"text": "Vie\u0323\u0302t Nam"}])
-        == task.count([{"text": "Việt Nam"}])
+        task.rows.count([{"text": "Vie\u0323\u0302t Nam"}])
+        == task.rows.count([{"text": "Việt Nam"}])
         == {"words": 2, "bytes": 10}
     )
 
@@ -116,12 +118,12 @@ def test_words_of_wikitext_are_the_published_number(shared_data: Callable[[str],
     counts = {"valid": 217_646, "test": 245_569}
     for split, words in counts.items():
         rows = list(read_articles(shared_data("wikitext2") / f"{split}.txt.gz"))
-        assert task.count(rows)["words"] == words
+        assert task.rows.count(rows)["words"] == words
 
 
 def test_a_text_shorter_than_a_row_is_trained_on(tokenizer: Tokenizer):
     task, _ = build(tokenizer)
-    (row,) = task.prepare([{"text": "ab"}])
+    (row,) = task.rows.prepare([{"text": "ab"}])
     assert (row["labels"] != -100).sum() == 4
 
 
@@ -130,19 +132,6 @@ def test_generation_continues_a_document(tokenizer: Tokenizer):
     assert task.start("a") == [tokenizer.bos_id, ord("a")]
     (text,) = task.generate(model.float(), "ab", GenerationConfig(max_new_tokens=5))
     assert not text.startswith("ab")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"row_length": 1}, "row_length: expected 2 or more, got 1"),
-        ({"row_length": 8, "overlap": 8}, r"overlap: expected 1 to 7 \(row_length - 1\), got 8"),
-        ({"batch_tokens": 8}, "batch_tokens: expected row_length, 256, or more, got 8"),
-    ],
-)
-def test_options_are_checked(options: dict[str, int], message: str):
-    with pytest.raises(InputError, match=message):
-        LanguageModellingConfig(**options)
 
 
 def test_an_encoder_cannot_do_it(tokenizer: Tokenizer):

@@ -26,8 +26,8 @@ def task() -> MaskedModelling:
 
 
 def test_labels_are_what_was_hidden(task: MaskedModelling):
-    plain = {tuple(row["input_ids"].tolist()) for row in task.prepare(ROWS)}
-    for _, batch in task.held_out(ROWS).batches.epoch(0):
+    plain = {tuple(row["input_ids"].tolist()) for row in task.rows.prepare(ROWS)}
+    for _, batch in task.rows.held_out(ROWS).batches.epoch(0):
         hidden = batch["labels"] != -100
         restored = torch.where(hidden, batch["labels"], batch["input_ids"])
         assert {tuple(row) for row in restored.tolist()} <= plain
@@ -48,11 +48,11 @@ def test_training_hides_anew_and_evaluation_does_not(task: MaskedModelling):
 
 
 def test_metrics(task: MaskedModelling):
-    metrics = task.metrics([3.0, 2.0, 4.0], {})
+    metrics = task.metrics.values([3.0, 2.0, 4.0], {})
     assert metrics == {"loss": 0.75, "perplexity": pytest.approx(2.117), "accuracy": 0.5}
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
-    measured = task.measure(model, task.held_out(ROWS))
+    measured = task.metrics.measure(model, task.rows.held_out(ROWS))
     assert measured["loss"] == pytest.approx(np.log(260), rel=0.1)  # untrained: about uniform
     assert 0 <= measured["accuracy"] <= 1
 
@@ -67,7 +67,7 @@ def test_static_masks_are_copies_in_training_alone(task: MaskedModelling):
     config = MaskedModellingConfig(row_length=32, batch_tokens=96, masking=MaskingConfig(static_copies=10))
     static = config.build(task.tokenizer)
     fitting = TaskWithData(static, Splits(ROWS, ROWS, None), seed=3)  # type: ignore[arg-type]
-    plain = len(task.prepare(ROWS))
+    plain = len(task.rows.prepare(ROWS))
     seen = [
         [row.tobytes() for batch in fitting.batches(epoch, 0, 0, 1) for row in batch["labels"].numpy()]
         for epoch in (0, 1)
@@ -84,13 +84,13 @@ def test_documents_can_have_rows_of_their_own():
     tokenizer = Tokenizer.train(TokenizerConfig(algorithm="bytes"), [])
     config = MaskedModellingConfig(row_length=8, batch_tokens=96, packed=False)
     own = config.build(tokenizer)
-    rows = own.prepare([{"text": "abcdefghij"}, {"text": "k"}])
+    rows = own.rows.prepare([{"text": "abcdefghij"}, {"text": "k"}])
     assert [len(row["input_ids"]) for row in rows] == [8, 4, 3]
     assert all(row.keys() == {"input_ids"} for row in rows)
     joined = np.concatenate([row["input_ids"] for row in rows[:2]])
-    assert (joined[0], joined[-1]) == (own.cls, own.sep)
+    assert (joined[0], joined[-1]) == (own.rows.cls, own.rows.sep)
     assert tokenizer.decode(joined[1:-1].tolist()) == "abcdefghij"
-    batch = own.collate(rows)
+    batch = own.rows.collate(rows)
     assert batch["attention_mask"].sum(1).tolist() == [8, 4, 3]
     assert "document_ids" not in batch
 

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from fitted import learned
 
-from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
@@ -38,12 +37,15 @@ def build(kind: type[SentencePairsConfig], tokenizer: Tokenizer, **options) -> S
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_rows(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
     task = build(kind, tokenizer, draws=20)
-    rows = task.prepare(ROWS)
+    rows = task.rows.prepare(ROWS)
     assert {row["sentence_labels"] for row in rows} == {0, 1}
     for row in rows:
         ids, types = row["input_ids"], row["token_type_ids"]
-        assert ids[0] == task.cls
-        assert [i for i, token in enumerate(ids) if token == task.sep] == [types.index(1) - 1, len(ids) - 1]
+        assert ids[0] == task.rows.cls
+        assert [i for i, token in enumerate(ids) if token == task.rows.sep] == [
+            types.index(1) - 1,
+            len(ids) - 1,
+        ]
         assert len(ids) == len(types) <= 24
     texts = {task.tokenizer.decode(row["input_ids"][1:-1], keep_special=True) for row in rows}
     own = "a b c d e. [SEP] f g h i j." if kind is NextSentenceConfig else "k l m n o. [SEP] a b c d e."
@@ -53,7 +55,7 @@ def test_rows(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
 def test_next_sentences_cross_documents_and_orders_do_not(tokenizer: Tokenizer):
     for kind in CONFIGS:
         task = build(kind, tokenizer, draws=20, short_share=0.0)
-        for row in task.prepare(ROWS):
+        for row in task.rows.prepare(ROWS):
             cut = row["token_type_ids"].index(1)
             segments = [
                 task.tokenizer.decode(ids) for ids in (row["input_ids"][:cut], row["input_ids"][cut:])
@@ -93,7 +95,7 @@ def test_metrics_are_those_of_both_parts(tokenizer: Tokenizer):
     task = build(SentenceOrderConfig, tokenizer, masking=MaskingConfig(share=0.5))
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
-    held = task.held_out(ROWS)
+    held = task.rows.held_out(ROWS)
     nats = tokens = telling = correct = pairs = 0.0
     for _, batch in held.batches.epoch(0):
         logits, sentence = model(**batch).predictions()
@@ -102,7 +104,7 @@ def test_metrics_are_those_of_both_parts(tokenizer: Tokenizer):
         telling += F.cross_entropy(sentence, batch["sentence_labels"], reduction="sum").item()
         correct += (sentence.argmax(-1) == batch["sentence_labels"]).sum().item()
         pairs += len(sentence)
-    measured = task.measure(model, held)
+    measured = task.metrics.measure(model, held)
     assert measured["perplexity"] == pytest.approx(np.exp(nats / tokens), rel=1e-5)
     assert measured["sentence_loss"] == pytest.approx(telling / pairs, rel=1e-5)
     assert measured["sentence_accuracy"] == pytest.approx(correct / pairs)
@@ -110,7 +112,9 @@ def test_metrics_are_those_of_both_parts(tokenizer: Tokenizer):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_it_learns(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
+def test_a_model_learns_tokens_and_the_relation_of_pairs(
+    kind: type[SentencePairsConfig], tokenizer: Tokenizer
+):
     task = build(kind, tokenizer, draws=2, masking=MaskingConfig(static_copies=1))
     before, after = learned(task, model_config("encoder-tiny"), ROWS, steps=120)
     assert before["sentence_loss"] > 0.6
@@ -122,12 +126,3 @@ def test_it_learns(kind: type[SentencePairsConfig], tokenizer: Tokenizer):
 def test_by_default_albert_hides_runs_of_words():
     assert SentenceOrderConfig().masking == MaskingConfig(unit="word", longest=3)
     assert NextSentenceConfig().masking == MaskingConfig()
-
-
-def test_refuses(tokenizer: Tokenizer):
-    with pytest.raises(InputError, match="text: no document has two sentences"):
-        build(SentenceOrderConfig, tokenizer).prepare([{"text": "one alone."}])
-    with pytest.raises(InputError, match="documents: expected two or more"):
-        build(NextSentenceConfig, tokenizer).prepare(ROWS[:1])
-    with pytest.raises(InputError, match="short_share: expected a share"):
-        NextSentenceConfig(short_share=-1)

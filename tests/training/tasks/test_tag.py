@@ -8,7 +8,7 @@ from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Tagging, TaggingConfig
-from polyformer.training.tasks.classify import entities
+from polyformer.training.tasks.tag import entities
 
 ROWS = [
     {"tokens": ["Anna", "flew", "to", "New", "York"], "tags": ["B-PER", "O", "O", "B-LOC", "I-LOC"]},
@@ -39,7 +39,7 @@ def test_entities(tags: str, expected: set[tuple[str, int, int]]):
 
 
 def test_labels_stand_on_the_first_piece_of_each_word(task: Tagging):
-    row = task.prepare(ROWS[1:])[0]
+    row = task.rows.prepare(ROWS[1:])[0]
     pieces = [task.tokenizer.cls_id, *b"Oslo", *b" !", task.tokenizer.sep_id]
     assert row["input_ids"] == pieces
     labels = [task.labels[i] if i != -100 else None for i in row["labels"]]
@@ -47,13 +47,13 @@ def test_labels_stand_on_the_first_piece_of_each_word(task: Tagging):
 
 
 def test_a_word_of_which_nothing_is_left_still_has_a_place(task: Tagging):
-    ids, places = task.encode(["a", "", "b"])
+    ids, places = task.rows.encode(["a", "", "b"])
     assert len(places) == 3
     assert places[-1] < len(ids) - 1
 
 
 def test_metrics_count_whole_entities(task: Tagging):
-    metrics = task.metrics([2.0, 8.0, 6.0, 1.0, 2.0, 3.0], {})
+    metrics = task.metrics.values([2.0, 8.0, 6.0, 1.0, 2.0, 3.0], {})
     assert metrics == {
         "loss": 0.25,
         "accuracy": 0.75,
@@ -61,13 +61,13 @@ def test_metrics_count_whole_entities(task: Tagging):
         "recall": pytest.approx(1 / 3),
         "f1": 0.4,
     }
-    assert task.metrics([0.0] * 6, {})["f1"] == 0
+    assert task.metrics.values([0.0] * 6, {})["f1"] == 0
 
 
-def test_what_is_measured_is_what_is_predicted(task: Tagging):
+def test_the_metrics_are_those_of_the_predicted_tags(task: Tagging):
     torch.manual_seed(0)
     model = Transformer(task.adapt(model_config("encoder-tiny"))).eval()
-    held = task.measure(model, task.held_out(ROWS))
+    held = task.metrics.measure(model, task.rows.held_out(ROWS))
     tags = task.tag(model, [row["tokens"] for row in ROWS])
     right = sum(a == b for row, predicted in zip(ROWS, tags) for a, b in zip(row["tags"], predicted))
     assert [len(sequence) for sequence in tags] == [5, 2]
@@ -79,20 +79,8 @@ def test_what_is_measured_is_what_is_predicted(task: Tagging):
     assert held["recall"] == pytest.approx(both / 3)
 
 
-def test_an_unseen_tag_is_named(task: Tagging):
-    with pytest.raises(
-        InputError, match="label: 'B-ORG' was not seen in training, which had 'B-LOC', 'B-PER'"
-    ):
-        task.held_out([{"tokens": ["x"], "tags": ["B-ORG"]}])
-
-
-def test_words_and_tags_must_be_as_many(task: Tagging):
-    with pytest.raises(InputError, match="tags: expected one for each of 2 words, got 1"):
-        task.prepare([{"tokens": ["x", "y"], "tags": ["O"]}])
-
-
 def test_long_sentences_are_refused_or_dropped(task: Tagging):
     config = TaggingConfig(max_length=10).resolve(ROWS)
     with pytest.raises(InputError, match=r"sentence 1 \('Anna flew.*'drop'"):
-        config.build(task.tokenizer).prepare(ROWS)
-    assert len(config.override("too_long", "drop").build(task.tokenizer).prepare(ROWS)) == 1
+        config.build(task.tokenizer).rows.prepare(ROWS)
+    assert len(config.override("too_long", "drop").build(task.tokenizer).rows.prepare(ROWS)) == 1

@@ -12,7 +12,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.recipe import find_recipe
-from polyformer.training.tasks import MixturePart, TextToText, TextToTextConfig
+from polyformer.training.tasks import TextToText, TextToTextConfig
 from polyformer.training.tasks.text_to_text import measured
 
 PARTS: dict[str, Any] = {
@@ -65,17 +65,17 @@ def test_training_reads_the_mixture(folder: Path):
     """Three tasks as pairs, the fourth with sentinels; nothing that the model does not take."""
     task = built(config(folder, limit=10))
     assert task.notes == []
-    batches = task.training_batches(config(folder).own_data.train, seed=1)
+    batches = task.rows.training_batches(config(folder).own_data.train, seed=1)
     (note,) = task.notes
     assert note.startswith("mixture: mood 11.5% (3 examples), de 38.5% (29 examples)")
     model, sources = tiny(task), set()
     for _, batch in batches.epoch(0):
         assert {*batch} == {"input_ids", "labels", "attention_mask"}
-        assert torch.isfinite(task.loss(model, batch))
+        assert torch.isfinite(task.objective.loss(model, batch))
         sources |= {task.tokenizer.decode(row) for row in batch["input_ids"].tolist()}
-        sentinels = {task.sentinels[0]} & {*batch["input_ids"].flatten().tolist()}
+        sentinels = {task.rows.sentinels[0]} & {*batch["input_ids"].flatten().tolist()}
         if sentinels:
-            assert (batch["labels"] == task.sentinels[0]).any()
+            assert (batch["labels"] == task.rows.sentinels[0]).any()
             sources.add("spans")
     assert {"mood: dull", "to German: go", "a long text", "spans"} <= sources
 
@@ -84,12 +84,14 @@ def test_metrics_of_each_part(folder: Path, monkeypatch: pytest.MonkeyPatch):
     task = built(config(folder))
     model, rows = tiny(task), config(folder).own_data.validation
     assert rows is not None
-    values = task.measure(model, task.held_out(rows))
+    values = task.metrics.measure(model, task.rows.held_out(rows))
     assert {*values} == {"loss", "perplexity", *(f"{name}_loss" for name in PARTS)}
     assert min(values[f"{name}_loss"] for name in PARTS) <= values["loss"]
-    assert values == task.measure(model, task.held_out(rows)), "spans of held-out texts are drawn once"
+    assert values == task.metrics.measure(model, task.rows.held_out(rows)), (
+        "spans of held-out texts are drawn once"
+    )
     with torch.no_grad():
-        (only,) = task.prepare_part("short", [row for row in rows if row["task"] == "short"])
+        (only,) = task.rows.prepare_part("short", [row for row in rows if row["task"] == "short"])
         loss = model(torch.tensor([only["input_ids"]]), labels=torch.tensor([only["labels"]])).loss
     assert values["short_loss"] == pytest.approx(float(loss), rel=1e-5)
     targets = {row["source"]: row["target"] for row in rows}
@@ -107,10 +109,10 @@ def test_a_label_is_right_letter_for_letter():
 
 def test_long_texts_are_cut(folder: Path):
     task = built(config(folder, max_length=4, max_target=3))
-    (row,) = task.prepare_part("de", [{"source": "abcdef", "target": "abcdef"}])
+    (row,) = task.rows.prepare_part("de", [{"source": "abcdef", "target": "abcdef"}])
     assert task.tokenizer.decode(row["input_ids"]) == "abc"
     assert task.tokenizer.decode(row["labels"]) == "abc"
-    assert task.max_generated(100) == 3
+    assert task.rows.max_generated(100) == 3
 
 
 def recipe(folder: Path) -> Recipe:
@@ -141,18 +143,10 @@ def test_the_recipe_of_the_package_is_one():
     assert [part.form for part in task.parts.values()] == ["classify", "translate", "summarize", "spans"]
 
 
-def test_what_is_refused(folder: Path):
-    with pytest.raises(InputError, match="parts: expected a task or more"):
-        _ = TextToTextConfig().own_data
-    with pytest.raises(InputError, match="prefix, words: texts whose spans are removed have none"):
-        MixturePart(form="spans", prefix="x")
+def test_parts_without_words_or_files_are_refused(folder: Path):
     with pytest.raises(InputError, match=r"parts\.a\.words: no word for '0'"):
         _ = config(folder, parts={"a": {**PARTS["mood"], "words": {"1": "good"}}}).own_data
     with pytest.raises(InputError, match="expected data with a path, read in memory"):
         _ = config(folder, parts={"a": {"prefix": "x"}}).own_data
     with pytest.raises(InputError, match=r"none\.tsv: no such file"):
         _ = config(folder, parts={"a": {"data": {"path": "none.tsv"}}}).own_data
-    with pytest.raises(InputError, match=r"unknown .*form 'tag'"):
-        config(folder, parts={"a": {"form": "tag"}})
-    with pytest.raises(InputError, match="temperature: expected a number above 0, got 0"):
-        config(folder, temperature=0)

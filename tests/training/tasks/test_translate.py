@@ -34,7 +34,7 @@ def model(task: Translation) -> Transformer:
 
 
 def test_both_sides_end_with_eos(task: Translation, tokenizer: Tokenizer):
-    rows = task.prepare(ROWS)
+    rows = task.rows.prepare(ROWS)
     assert tokenizer.decode(rows[1]["labels"]) == "ein sehr langes Ziel"
     for row in rows:
         assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_id
@@ -45,11 +45,11 @@ def test_tokenizer_learns_from_both_sides():
 
 
 def test_loss_is_over_target_tokens(task: Translation, model: Transformer):
-    held = task.held_out(ROWS)
-    totals = sum(task.totals(model, batch) for _, batch in held.batches.epoch(0))
+    held = task.rows.held_out(ROWS)
+    totals = sum(task.metrics.totals(model, batch) for _, batch in held.batches.epoch(0))
     assert isinstance(totals, torch.Tensor)
     assert totals[1] == sum(len(row["target"]) + 1 for row in ROWS)
-    assert task.measure(model, held)["loss"] == pytest.approx((totals[0] / totals[1]).item())
+    assert task.metrics.measure(model, held)["loss"] == pytest.approx((totals[0] / totals[1]).item())
 
 
 def test_translations_keep_their_order(task: Translation, model: Transformer):
@@ -71,11 +71,6 @@ def test_long_pairs_are_refused_or_dropped(tokenizer: Tokenizer):
     with pytest.raises(
         InputError, match=r"pair 2 \('a'\) has 21 tokens, more than task.max_length 12.*'drop'"
     ):
-        config.build(tokenizer).prepare(ROWS)
-    kept = config.override("too_long", "drop").build(tokenizer).prepare(ROWS)
+        config.build(tokenizer).rows.prepare(ROWS)
+    kept = config.override("too_long", "drop").build(tokenizer).rows.prepare(ROWS)
     assert [len(row["labels"]) for row in kept] == [10]
-
-
-def test_batch_tokens_must_hold_a_pair():
-    with pytest.raises(InputError, match="batch_tokens: expected max_length, 256, or more, got 100"):
-        TranslationConfig(batch_tokens=100)

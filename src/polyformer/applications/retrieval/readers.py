@@ -239,7 +239,7 @@ class RunReader(OwnReader):
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of <bos> text <eos> for each text."""
-        return self.task.documents([{"text": text} for text in texts])
+        return self.task.rows.documents([{"text": text} for text in texts])
 
 
 class TransformersReader(ContextReader):

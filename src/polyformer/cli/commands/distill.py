@@ -147,12 +147,12 @@ def _passes(fitted: "Fitted", model: Any, rows: Any) -> Callable[[], None]:
     from polyformer.core.host_values import batch_to_device
 
     device = next(model.parameters()).device
-    held = itertools.islice(fitted.task.held_out(rows).batches.epoch(0), BATCHES)
+    held = itertools.islice(fitted.task.rows.held_out(rows).batches.epoch(0), BATCHES)
     batches = [batch_to_device(batch, device) for _, batch in held]
 
     @torch.no_grad()
     def call() -> None:
         for batch in batches:
-            fitted.task.totals(model, batch)
+            fitted.task.metrics.totals(model, batch)
 
     return call

@@ -235,7 +235,11 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
 
         source = with_neighbours(options, run, {files[name]: rows for name, rows in parts.items()})
     with model_threads(model), source as task:
-        if options.progress is not None and task.continues and getattr(model, "supports_recurrence", False):
+        if (
+            options.progress is not None
+            and task.rows.continues
+            and getattr(model, "supports_recurrence", False)
+        ):
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"
             )

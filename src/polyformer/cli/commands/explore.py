@@ -213,10 +213,10 @@ def by_polyformer(options: Any, name: str) -> Loaded:
     data = None if run is None else run.recipe.data
     if run is not None and isinstance(run.recipe.task, ImageConfig):
         task = run.task_of(ImageModelling)
-        if task.stacks != "decoder":
+        if task.architecture.stacks != "decoder":
             raise InputError(
                 f"{run.folder}: images are explored in a decoder of pixels or a classifier, got "
-                f"an {task.stacks}; train a decoder by the recipe image"
+                f"an {task.architecture.stacks}; train a decoder by the recipe image"
             )
         height, width, *colours = task.shape
         conversion = {"image_size": (height, width), "image_mode": "rgb" if colours else "grey"}
@@ -228,7 +228,7 @@ def by_polyformer(options: Any, name: str) -> Loaded:
     task, model = classifier
     if options.row is not None and options.text is None and run is None:
         raise InputError(f"--row: {name} has no training images; name a file of images as IMAGE")
-    conversion = {"image_size": task.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
+    conversion = {"image_size": task.rows.size, "image_mode": "grey" if task.config.channels == 1 else "rgb"}
     return Loaded(model, None, conversion, data, task.labels)
 
 

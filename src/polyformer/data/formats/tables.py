@@ -128,7 +128,7 @@ _STATED = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # the first line of a CSV f
 def read_jsonl(path: Path, header: Header = None) -> Iterator[Row]:
     """Yield a row per JSON object: one per line, or one list of objects; its keys are the columns.
 
-    A file may also be a table in a single object (`json_tables`).
+    A file may also be a table in a single object (`table_rows`).
     """
     with opened(path) as file:
         lines = enumerate(lines_of(file, path), 1)

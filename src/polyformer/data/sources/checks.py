@@ -17,10 +17,9 @@ from typing import Any
 
 from polyformer.core.files import open_file
 from polyformer.data.formats.images import IMAGE, labels_file
-from polyformer.data.prepared.rows import is_prepared_source
 from polyformer.data.sources.held_out import normalized
 from polyformer.data.sources.library_text import default_documents
-from polyformer.data.sources.origins import has_validation, source_files
+from polyformer.data.sources.origins import has_validation, kind_of_source, source_files
 from polyformer.data.sources.splits import DataConfig, Splits, load
 
 INPUTS = {
@@ -81,7 +80,7 @@ def overlaps(
         held = getattr(splits, split)
         if held is None:
             continue
-        most = STREAMED if config.streaming or is_prepared_source(config.path) else IN_MEMORY
+        most = STREAMED if config.streaming or kind_of_source(config.path) == "prepared" else IN_MEMORY
         overlap = count(_inputs(splits.train, columns), _inputs(held, columns), most)
         counts[split] = asdict(overlap)
         if overlap.exact + overlap.near:

@@ -27,16 +27,16 @@ Saved data sets, data sets of the hub and folders may contain several splits, id
 
 import glob
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from polyformer.core.errors import InputError
 from polyformer.core.paths import kind_of, leaves_folder
 from polyformer.core.ranges import FILE_OF_A_LABEL
 from polyformer.data.formats.images import SUFFIXES, read_image
 from polyformer.data.formats.readers import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
-from polyformer.data.prepared.rows import is_prepared_source, open_prepared, prepared_files
+from polyformer.data.prepared.rows import MIXTURES, is_prepared_source, open_prepared, prepared_files
 from polyformer.data.sources.datasets import HUB, hub_rows, hub_splits, is_saved, saved_rows, saved_splits
 from polyformer.data.sources.files import Remote, is_remote, opened, remote_files
 from polyformer.data.sources.library_text import LIBRARY, default_documents, library_documents, library_files
@@ -112,6 +112,43 @@ _PAIR = re.compile(r"(.*)\{([^{},]*),([^{},]*)\}(.*)")
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test", "t10k")}
 
 
+Kind = Literal["default", "library", "hub", "prepared", "minari", "folder", "pair", "remote", "files"]
+
+
+def kind_of_source(path: str | None) -> Kind:
+    """Return the kind of the source `path`, from its name and from what is there.
+
+    An existing file is the common case and is asked for first: nothing else can have its name, except for a
+    mixture, and for names with a prefix or with braces.
+    """
+    if path is None:
+        return "default"
+    if Path(path).is_file() and not path.endswith(MIXTURES) and not {":", "{"} & {*path}:
+        return "files"
+    return _kind_of_name(path)
+
+
+def _kind_of_name(path: str) -> Kind:
+    """Return the kind of a source that is no ordinary file."""
+    if path == LIBRARY:
+        return "library"
+    if path.startswith(HUB):
+        return "hub"
+    kinds: tuple[tuple[Kind, Callable[[str], object]], ...] = (
+        ("prepared", is_prepared_source),
+        ("minari", is_minari),
+        ("folder", _is_folder),
+        ("remote", is_remote),
+        ("pair", parallel_files),
+    )
+    others: Kind = "files"
+    return next((kind for kind, holds in kinds if holds(path)), others)
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).is_dir()
+
+
 def open_source(
     path: str | None, split: str, format: str | None = None, header: Header = None
 ) -> Iterator[Row]:
@@ -135,17 +172,19 @@ def _with_languages(rows: Iterator[Row]) -> Iterator[Row]:
 def _source_rows(path: str | None, split: str, format: str | None, header: Header) -> Iterator[Row]:
     if path is None:
         return ({"text": text} for text in default_documents())
-    if path == LIBRARY:
-        return ({"text": text} for text in library_documents())
-    if path.startswith(HUB):
-        return hub_rows(path, _split(path, hub_splits(path), split))
-    if is_minari(path):
-        return read_minari(path)
-    if Path(path).is_dir():
-        return _directory_rows(Path(path), split)
-    if not is_remote(path) and (sides := parallel_files(path)):
-        return read_pairs(*map(existing_file, sides))
-    return _file_rows(path, format, header)
+    match kind_of_source(path):
+        case "library":
+            return ({"text": text} for text in library_documents())
+        case "hub":
+            return hub_rows(path, _split(path, hub_splits(path), split))
+        case "minari":
+            return read_minari(path)
+        case "folder" | "prepared" if Path(path).is_dir():
+            return _directory_rows(Path(path), split)
+        case "pair":
+            return read_pairs(*map(existing_file, parallel_files(path)))
+        case _:
+            return _file_rows(path, format, header)
 
 
 def source_name(path: str | None) -> str:
@@ -161,31 +200,37 @@ def parallel_files(path: str) -> list[str]:
 
 def source_files(path: str) -> list[Path]:
     """Return the files of the source `path`, in order; an empty list for none, which its reader reports."""
-    if path.startswith(HUB) or is_remote(path):
-        return []
-    if is_prepared_source(path):
-        return prepared_files(path)
-    if path == LIBRARY:
-        return library_files()
-    if is_minari(path):
-        return minari_files(path)
-    if Path(path).is_dir():
-        return sorted(file for file in Path(path).rglob("*") if file.is_file())
-    if sides := parallel_files(path):
-        return [Path(name) for name in sides if Path(name).is_file()]
-    file = Path(path)
-    return ([file] if file.is_file() else []) if file.exists() else _of_pattern(path)
+    match kind_of_source(path):
+        case "hub" | "remote":
+            return []
+        case "prepared":
+            return prepared_files(path)
+        case "library":
+            return library_files()
+        case "minari":
+            return minari_files(path)
+        case "folder":
+            return sorted(file for file in Path(path).rglob("*") if file.is_file())
+        case "pair":
+            return [Path(name) for name in parallel_files(path) if Path(name).is_file()]
+        case _:
+            file = Path(path)
+            return ([file] if file.is_file() else []) if file.exists() else _of_pattern(path)
 
 
 def has_validation(path: str | None) -> bool:
     """Return whether the source is a data set with a validation split."""
-    if path is not None and is_prepared_source(path):
-        return open_prepared(path, "validation") is not None
-    if path is not None and path.startswith(HUB):
-        return bool(_chosen(hub_splits(path), "validation"))
-    if path is not None and Path(path).is_dir() and not is_minari(path):
-        return bool(_chosen(_directory_splits(Path(path)), "validation"))
-    return False
+    if path is None:
+        return False
+    match kind_of_source(path):
+        case "prepared":
+            return open_prepared(path, "validation") is not None
+        case "hub":
+            return bool(_chosen(hub_splits(path), "validation"))
+        case "folder":
+            return bool(_chosen(_directory_splits(Path(path)), "validation"))
+        case _:
+            return False
 
 
 def are_files(name: str) -> bool:

@@ -20,9 +20,9 @@ from polyformer.data.formats.episodes import ROLES, checked_episodes
 from polyformer.data.formats.images import IMAGE, Mode, decoded_rows, default_images
 from polyformer.data.formats.questions_and_summaries import are_answers
 from polyformer.data.formats.readers import Format, Row
-from polyformer.data.prepared.rows import PreparedText, is_prepared_source, open_prepared
+from polyformer.data.prepared.rows import PreparedText, open_prepared
 from polyformer.data.sources.held_out import select_groups, select_rows, split_rows
-from polyformer.data.sources.origins import has_validation, open_source, source_name
+from polyformer.data.sources.origins import has_validation, kind_of_source, open_source, source_name
 
 
 def stripped(value: Any) -> Any:
@@ -134,7 +134,7 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
     are as in the file without white space around them: texts from CSV and TSV, names if a saved data set has
     names. Rows with an empty label are left out, with a warning.
     """
-    if is_prepared_source(config.path):
+    if kind_of_source(config.path) == "prepared":
         return _prepared_splits(config, needs)
     test = read(config, needs, config.test, "test") if config.test else None
     name = config.validation or (config.path if has_validation(config.path) else None)
@@ -146,7 +146,7 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
 def read(config: DataConfig, needs: Sequence[str], path: str | None, split: str = "train") -> "Rows":
     """Read all rows of a source, see `load`; `split` selects a split if there are several."""
-    if path is not None and is_prepared_source(path):
+    if path is not None and kind_of_source(path) == "prepared":
         return _prepared(path, needs, split)
     if config.streaming:
         return _streamed(config, needs, path, split)

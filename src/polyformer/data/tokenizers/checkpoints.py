@@ -41,7 +41,7 @@ from polyformer.data.tokenizers.pipelines import (
 )
 from polyformer.data.tokenizers.sentencepiece import pipeline, read_pieces
 from polyformer.data.tokenizers.special_tokens import ROLES
-from polyformer.data.tokenizers.tokenizer import Tokenizer, check_texts
+from polyformer.data.tokenizers.tokenizer import PIECE_FILES, Tokenizer, check_texts
 
 NEUTRAL = ("PreTrainedTokenizer", "TokenizersBackend")  # they say nothing of the kind of tokenizer
 
@@ -210,8 +210,6 @@ class PythonTokenizer(Tokenizer):
         return Path(directory) / "tokenizer_config.json"
 
 
-PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")
-"""Usual file names of SentencePiece models in checkpoints."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", *PIECE_FILES)
 PICKLE_FIX = "load the tokenizer where you trust it and save it as tokenizer.json"
 _PICKLES = ("vocab.pkl", "vocab.bin", "tokenizer.pkl")

@@ -19,6 +19,9 @@ from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
 from polyformer.data.tokenizers.special_tokens import BYTES, NAMES, SPECIAL_OF
 
+PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")
+"""Usual file names of SentencePiece models in checkpoints."""
+
 Normalization = Literal["nfc", "nfd", "nfkc", "nfkd", "none"]
 
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ class Tokenizer:
         """
         target = Path(directory) / "tokenizer.json"
         atomic_write(target, self.backend.to_str(pretty=True).encode())
-        _, types = self.encode_for_model("", "")  # only the separators: some vocabularies lack every letter
+        types = self.backend.encode("", "").type_ids  # only separators: some vocabularies lack every letter
         settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         settings |= {f"{role}_token": name for role, name in self.roles.items() if name not in self.symbols}
         extra = [self.token(number) for number in sorted(self.special_ids)]

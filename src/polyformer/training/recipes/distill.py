@@ -164,7 +164,7 @@ class DistillationTask(TaskWithData):
 def check_distils(task: Task, config: ModelConfig) -> None:
     """Raise `InputError` for a task without soft labels, or with a loss beyond the loss of its labels."""
     head = config.head
-    if type(task).loss is not Task.loss or not isinstance(
+    if not task.objective.plain or not isinstance(
         head, ClassifyConfig | TagConfig | LanguageModelConfig | MaskedConfig
     ):
         raise InputError(

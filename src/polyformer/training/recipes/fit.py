@@ -160,7 +160,7 @@ def _fit(
     model, draw = _model(run, recipe, task, config, tokenizer, start)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed + 1)  # separate random numbers for auxiliary models
-        joined = task.training_module(model)
+        joined = task.objective.training_module(model)
     fitting = _fitting(recipe, task, splits, model)
     if is_main():
         print("".join(f"{note}\n" for note in task.notes), end="")
@@ -180,7 +180,7 @@ def _fit(
     if is_main():
         repeated = run.facts.get(REPEATED, {}) if own or resume else _repeated(recipe, splits)
         run.begin(recipe, tokenizer, model, **{DATA: data, REPEATED: repeated}, **_started_from(start))
-    auxiliary = task.auxiliary_models(joined)
+    auxiliary = task.objective.auxiliary_models(joined)
     models = {run.folder: model, **{run.folder / name: helper for name, helper in auxiliary.items()}}
     result = training.run({folder / WEIGHTS: trained for folder, trained in models.items()})
     scores: Scores = {}
@@ -283,7 +283,7 @@ def _model(
     # Sharded before its weights are read, so that they can be drawn late.
     deferred = (
         not recipe.training.engine.parallel.whole
-        and task.supports_context_parallel
+        and task.objective.plain
         and recipe.distillation is None
         and not (new_run and (start or recipe.model.pretrained or recipe.vectors))
     )

@@ -231,11 +231,11 @@ def text_baselines(task: LanguageModelling, train: Any, held: Rows) -> list[Row]
     order = task.config.ngram_order
     if not order:
         return []
-    documents, counts = task.documents(held), task.count(held)
+    documents, counts = task.rows.documents(held), task.rows.count(held)
     vocabulary = len(task.tokenizer)
     tokens = sum(len(document) - 1 for document in documents)
     rows = [("uniform", text_metrics(tokens * math.log(vocabulary), tokens, counts))]
-    model = NGram(task.documents(list(train)), order, vocabulary)
+    model = NGram(task.rows.documents(list(train)), order, vocabulary)
     return [*rows, (f"{order}-gram (Kneser-Ney)", text_metrics(*model.nats(documents), counts))]
 
 
@@ -244,7 +244,7 @@ def pixel_baselines(task: ImageModelling, train: Any, held: Rows) -> list[Row]:
 
     The frequencies are smoothed by one count of every level, so that no level is impossible (Laplace).
     """
-    labels = (np.stack([row["labels"] for row in task.prepare(list(rows))]) for rows in (train, held))
+    labels = (np.stack([row["labels"] for row in task.rows.prepare(list(rows))]) for rows in (train, held))
     known, levels = (rows[:, rows[0] != IGNORED] for rows in labels)  # levels [images, pixels]
     place = np.arange(known.shape[1])
     counts = np.ones((known.shape[1], task.levels))
@@ -253,7 +253,7 @@ def pixel_baselines(task: ImageModelling, train: Any, held: Rows) -> list[Row]:
     nats = -np.log(counts / counts.sum(1, keepdims=True))[place, levels].sum()
     even = levels.size * math.log(task.levels)
     return [
-        (name, task.metrics([float(sum_), levels.size], {}))
+        (name, task.metrics.values([float(sum_), levels.size], {}))
         for name, sum_ in (("uniform", even), ("each pixel by itself", nats))
     ]
 
@@ -302,10 +302,10 @@ def tag_baselines(task: Tagging, train: Any, held: Rows) -> list[Row]:
     usual = {word: counts.most_common(1)[0][0] for word, counts in tags.items()}
     most = sum(tags.values(), Counter[str]()).most_common(1)[0][0]
     predicted = [[usual.get(word, most) for word in row["tokens"]] for row in held]
-    totals = [0.0] * task.sums
+    totals = [0.0] * task.metrics.sums
     for row, guess in zip(held, predicted):
-        totals = [old + new for old, new in zip(totals, [0.0, *task.compared(row["tags"], guess)])]
-    metrics = task.metrics(totals, {})
+        totals = [old + new for old, new in zip(totals, [0.0, *task.metrics.compared(row["tags"], guess)])]
+    metrics = task.metrics.values(totals, {})
     return [("most frequent tag of each word", {name: v for name, v in metrics.items() if name != "loss"})]
 
 
@@ -352,7 +352,7 @@ METHODS: tuple[tuple[type[Task], Callable[[Any, Any, Rows], list[Row]]], ...] = 
 
 def label_ids(task: SingleLabelTask, rows: Iterable[dict[str, Any]]) -> Tensor:
     """Return the number of the label of each row."""
-    return torch.tensor([task.label_id(str(row["label"])) for row in rows])
+    return torch.tensor([task.metrics.labels.number_of_row(row) for row in rows])
 
 
 def majority(task: SingleLabelTask, labels: Tensor, truth: Tensor) -> Row:
@@ -365,7 +365,7 @@ def predicted_metrics(task: SingleLabelTask, truth: Tensor, predicted: Tensor) -
     """Return the metrics of a task for predicted labels, without those that need probabilities."""
     count = len(task.labels)
     confusion = torch.bincount(truth * count + predicted, minlength=count**2)
-    metrics = task.metrics([0.0, *map(float, confusion)], {})
+    metrics = task.metrics.values([0.0, *map(float, confusion)], {})
     return {name: value for name, value in metrics.items() if name not in ("loss", "majority")}
 
 

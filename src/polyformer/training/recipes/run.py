@@ -27,6 +27,7 @@ from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
 from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
 from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers.tokenizer import PIECE_FILES
 from polyformer.models.architectures import (
     Transformer,
     VisionConfig,
@@ -146,7 +147,7 @@ class Run:
         """Return the module for the metrics: the model, with its auxiliary models if there are any."""
         if not self.finished:
             return self._unfinished(device)[1]
-        return self.task.training_module(self.model(device), self.folder)
+        return self.task.objective.training_module(self.model(device), self.folder)
 
     def model(self, device: str = "auto") -> Transformer:
         """Return the trained model; for an unfinished run, the model of its last checkpoint."""
@@ -172,7 +173,7 @@ class Run:
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
         model: Any = build_model(read_config(self.folder))
-        joined = self.task.training_module(model)
+        joined = self.task.objective.training_module(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)
         model.labels = tuple(getattr(self.task, "labels", ()))
@@ -263,8 +264,6 @@ def check_data(run: Run, now: Fingerprint) -> None:
 
 def tokenizer_digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in the folder of a run that decides the ids of a text."""
-    from polyformer.data.tokenizers.checkpoints import PIECE_FILES  # imports the library of tokenizers
-
     names = "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", *PIECE_FILES
     files = [folder / name for name in names if (folder / name).is_file()]
     return {file.name: of_file(file)["sha256"] for file in files}
@@ -345,4 +344,4 @@ def task_of(model: Any) -> ImageClassification:
 def brought(task: ImageClassification) -> DataConfig:
     """Return the data options that convert images to the size and the colour mode of `task`."""
     mode = "grey" if task.config.channels == 1 else "rgb"
-    return DataConfig(image_size=task.size, image_mode=mode, streaming=True)
+    return DataConfig(image_size=task.rows.size, image_mode=mode, streaming=True)

@@ -280,8 +280,8 @@ class TrajectoryActor:
 
         observations: [N, S]. returns: returns-to-go [N].
         """
-        states = self._tensor(self.task.scaled_states(observations))
-        wanted = self._tensor(self.task.scaled_returns(returns))[:, None]
+        states = self._tensor(self.task.rows.scaled_states(observations))
+        wanted = self._tensor(self.task.rows.scaled_returns(returns))[:, None]
         steps = torch.full((len(states),), step, device=self.device)
         scores, self.state = self.model.act(
             states, wanted, steps, self.previous, self.state, self.task.config.context
@@ -293,7 +293,7 @@ class TrajectoryActor:
 
     def record_actions(self, actions: np.ndarray, going: np.ndarray) -> None:
         """Record the actions of this step; keep only the episodes that continue (`going`: booleans [N])."""
-        vectors = np.eye(len(self.task.usual))[actions] if self.task.config.discrete else actions
+        vectors = np.eye(len(self.task.metrics.usual))[actions] if self.task.config.discrete else actions
         self.previous = self._tensor(vectors)
         if not going.all() and self.state is not None:
             rows = torch.from_numpy(np.flatnonzero(going)).to(self.device)
@@ -340,7 +340,7 @@ def _steps(model: TrajectoryTransformer, task: ActionPrediction, trial: Trial) -
     environment = trial.make()
     limit, has = environment.spec.max_episode_steps, space_sizes(environment)
     environment.close()
-    reads = SpaceSizes(task.state_size, len(task.usual), not task.config.discrete)
+    reads = SpaceSizes(task.rows.state_size, len(task.metrics.usual), not task.config.discrete)
     if has != reads:
         raise InputError(
             f"environment {trial.environment}: it has {has}, and the model was trained on {reads}; name the "

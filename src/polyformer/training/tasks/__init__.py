@@ -13,12 +13,11 @@ from polyformer.training.tasks.classify import (
     PairClassificationConfig,
     PairRegression,
     PairRegressionConfig,
-    Tagging,
-    TaggingConfig,
 )
 from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
 from polyformer.training.tasks.evaluation import Workers
+from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import (
     ImageConfig,
     ImageModelling,
@@ -49,8 +48,6 @@ from polyformer.training.tasks.sentences import (
     SentencePairs,
 )
 from polyformer.training.tasks.seq2seq import (
-    ExtractConfig,
-    Extraction,
     SequenceToSequence,
     SequenceToSequenceConfig,
     Summarization,
@@ -58,6 +55,7 @@ from polyformer.training.tasks.seq2seq import (
     Translation,
     TranslationConfig,
 )
+from polyformer.training.tasks.tag import Tagging, TaggingConfig
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
 

@@ -26,7 +26,7 @@ from polyformer.data.rows.episode_windows import EpisodeWindows
 from polyformer.data.sources.minari import environment_of, is_minari
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
-from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
+from polyformer.training.tasks.base import HeldOut, Metrics, ModelLoss, Rows, Task, TaskConfig, TaskRows
 
 Numbers = tuple[float, ...]
 
@@ -94,38 +94,19 @@ class ActionPredictionConfig(TaskConfig):
         return dataclasses.replace(self, **missing)
 
 
-class ActionPrediction(Task, config=ActionPredictionConfig):
-    """Offline reinforcement learning, with metrics over every step of the held-out episodes:
+class EpisodeRows(TaskRows):
+    """Batches of windows of episodes, with states and returns scaled for the model."""
 
-    loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
-    accuracy, baseline_accuracy  of choices: the fraction that is predicted correctly
-    """
-
-    sums = 5
-
-    def __init__(self, config: ActionPredictionConfig, tokenizer: None = None):
-        super().__init__(config)
+    def __init__(self, config: ActionPredictionConfig):
+        super().__init__()
         if config.usual_action is None or config.state_mean is None or config.state_std is None:
             raise InputError("state_mean: not known before the training episodes are; call resolve(rows)")
-        self.state_size = len(config.state_mean)
-        self.usual = torch.tensor(config.usual_action, dtype=torch.float64)
+        self.config = config
+        self.state_size, self.action_size = len(config.state_mean), len(config.usual_action)
         self.mean, self.deviation = (
             np.array(numbers, np.float32) for numbers in (config.state_mean, config.state_std)
         )
         self.max_timesteps: int | None = None  # of the adapted model
-
-    def adapt(self, config: Any) -> Any:
-        """Return `config`, of a trajectory model, with the sizes of states and actions."""
-        if not isinstance(config, TrajectoryConfig):
-            raise InputError("model: this task needs a model of trajectories, such as the preset dt-gym")
-        head = dataclasses.replace(
-            config.head,
-            state_size=self.state_size,
-            action_size=len(self.usual),
-            bounded=config.head.bounded and bool(self.config.bounded),
-        )
-        self.max_timesteps = config.max_timesteps
-        return dataclasses.replace(config, head=head)
 
     def training_batches(self, rows: Any, seed: int) -> EpisodeWindows:
         """Return windows of all episodes in random order."""
@@ -134,30 +115,6 @@ class ActionPrediction(Task, config=ActionPredictionConfig):
     def held_out(self, rows: Rows) -> HeldOut:
         """Return windows of all episodes in order."""
         return HeldOut(self._windows(rows, 0, shuffle=False), {})
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss over the steps of `batch`."""
-        return self._loss(self._actions(model, batch), batch)
-
-    def weight(self, batch: Batch) -> int:
-        """Return the number of steps without padding."""
-        return int(batch["attention_mask"].sum())
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the summed losses of the model and the usual action, the correct choices, and the steps."""
-        predicted, real = self._actions(model, batch).double(), batch["attention_mask"].bool()
-        usual, steps = self.usual.to(predicted.device), real.sum().double()
-        # clamped, so that the baseline has a large instead of an infinite loss for choices absent in training
-        usual = (usual.clamp_min(1e-6).log() if self.config.discrete else usual).expand_as(predicted)
-        losses = [self._loss(actions, batch) * steps for actions in (predicted, usual)]
-        correct = [self._correct(actions, batch)[real].sum().double() for actions in (predicted, usual)]
-        return torch.stack([*losses, *correct, steps])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of the class; accuracies only for choices."""
-        *sums, steps = totals
-        names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")[: 4 if self.config.discrete else 2]
-        return {name: total / max(steps, 1) for name, total in zip(names, sums)}
 
     def scaled_states(self, observations: np.ndarray) -> np.ndarray:
         """Return observations [N, S] normalized for the model."""
@@ -168,20 +125,6 @@ class ActionPrediction(Task, config=ActionPredictionConfig):
         scale = np.array(self.config.return_scale if self.config.conditioned else np.inf, np.float32)
         return returns / scale
 
-    def _actions(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).actions
-
-    def _loss(self, actions: Tensor, batch: Batch) -> Tensor:
-        real = batch["attention_mask"].bool()
-        if self.config.discrete:
-            return F.cross_entropy(actions[real], batch["labels"][real])
-        return squared_error(actions, batch["labels"].to(actions.dtype), real)
-
-    def _correct(self, actions: Tensor, batch: Batch) -> Tensor:
-        """Return a mask [B, T] of steps where the most probable choice was taken; all False for vectors."""
-        real = batch["attention_mask"].bool()
-        return actions.argmax(-1) == batch["labels"] if self.config.discrete else torch.zeros_like(real)
-
     def _windows(self, rows: Any, seed: int, shuffle: bool) -> EpisodeWindows:
         config, episodes = self.config, Episodes.of(rows)
         self._check(episodes)
@@ -190,8 +133,9 @@ class ActionPrediction(Task, config=ActionPredictionConfig):
             observations=self.scaled_states(episodes.observations),
             returns=self.scaled_returns(episodes.returns),
         )
-        size, choices = max(1, self.batch_tokens // (3 * config.context)), len(self.usual)
-        return EpisodeWindows(scaled, config.context, size, seed, shuffle, choices if config.discrete else 0)
+        size = max(1, config.batch_tokens // (3 * config.context))
+        choices = self.action_size if config.discrete else 0
+        return EpisodeWindows(scaled, config.context, size, seed, shuffle, choices)
 
     def _check(self, episodes: Episodes) -> None:
         """Raise `InputError` for episodes with other sizes than in training, or that are too long."""
@@ -202,11 +146,11 @@ class ActionPrediction(Task, config=ActionPredictionConfig):
                 f"got {size}"
             )
         size = 1 if episodes.discrete else episodes.actions.shape[1]
-        if episodes.discrete != discrete or size != (1 if discrete else len(self.usual)):
+        if episodes.discrete != discrete or size != (1 if discrete else self.action_size):
             raise InputError("actions: expected them as the training episodes have them, choices or vectors")
-        if episodes.discrete and not 0 <= episodes.actions.min() <= episodes.actions.max() < len(self.usual):
+        if episodes.discrete and not 0 <= episodes.actions.min() <= episodes.actions.max() < self.action_size:
             raise InputError(
-                f"actions: expected choices from 0 to {len(self.usual) - 1}, as the training episodes have, "
+                f"actions: expected choices from 0 to {self.action_size - 1}, as the training episodes have, "
                 f"got {episodes.actions.min()} to {episodes.actions.max()}"
             )
         if self.max_timesteps is not None and episodes.longest > self.max_timesteps:
@@ -214,6 +158,107 @@ class ActionPrediction(Task, config=ActionPredictionConfig):
                 f"max_timesteps: an episode has {episodes.longest} steps, and the model's table "
                 f"{self.max_timesteps}; set --model.max_timesteps {episodes.longest}, or cut the episode"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectoryArchitecture:
+    """The model of trajectories that fits the episodes of `rows`, which may then be as long as its table."""
+
+    rows: EpisodeRows
+
+    def adapt(self, config: Any) -> Any:
+        """Return `config`, of a trajectory model, with the sizes of states and actions."""
+        if not isinstance(config, TrajectoryConfig):
+            raise InputError("model: this task needs a model of trajectories, such as the preset dt-gym")
+        head = dataclasses.replace(
+            config.head,
+            state_size=self.rows.state_size,
+            action_size=self.rows.action_size,
+            bounded=config.head.bounded and bool(self.rows.config.bounded),
+        )
+        self.rows.max_timesteps = config.max_timesteps
+        return dataclasses.replace(config, head=head)
+
+
+class ActionLoss(ModelLoss):
+    """The mean squared error of vectors, or the cross-entropy of choices, over the steps of a batch."""
+
+    plain = False
+
+    def __init__(self, discrete: bool):
+        self.discrete = discrete
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss over the steps of `batch`."""
+        return self.of(self.actions(model, batch), batch)
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of steps without padding."""
+        return int(batch["attention_mask"].sum())
+
+    def actions(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the predicted actions [B, T, A]: vectors, or the logits of choices."""
+        return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).actions
+
+    def of(self, actions: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of predicted actions."""
+        real = batch["attention_mask"].bool()
+        if self.discrete:
+            return F.cross_entropy(actions[real], batch["labels"][real])
+        return squared_error(actions, batch["labels"].to(actions.dtype), real)
+
+
+class ActionMetrics(Metrics):
+    """The metrics over every step of the held-out episodes:
+
+    loss, baseline_loss          mean squared error of vectors, or nats of choices; baseline: the usual action
+    accuracy, baseline_accuracy  of choices: the fraction that is predicted correctly
+    """
+
+    sums = 5
+
+    def __init__(self, objective: ActionLoss, usual: Numbers):
+        self.objective, self.usual = objective, torch.tensor(usual, dtype=torch.float64)
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the summed losses of the model and the usual action, the correct choices, and the steps."""
+        objective = self.objective
+        predicted, real = objective.actions(model, batch).double(), batch["attention_mask"].bool()
+        usual, steps = self.usual.to(predicted.device), real.sum().double()
+        # clamped, so that the baseline has a large instead of an infinite loss for choices absent in training
+        usual = (usual.clamp_min(1e-6).log() if objective.discrete else usual).expand_as(predicted)
+        losses = [objective.of(actions, batch) * steps for actions in (predicted, usual)]
+        correct = [self._correct(actions, batch)[real].sum().double() for actions in (predicted, usual)]
+        return torch.stack([*losses, *correct, steps])
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the class; accuracies only for choices."""
+        *sums, steps = totals
+        names = ("loss", "baseline_loss", "accuracy", "baseline_accuracy")
+        measured = names[: 4 if self.objective.discrete else 2]
+        return {name: total / max(steps, 1) for name, total in zip(measured, sums)}
+
+    def _correct(self, actions: Tensor, batch: Batch) -> Tensor:
+        """Return a mask [B, T] of steps where the most probable choice was taken; all False for vectors."""
+        real = batch["attention_mask"].bool()
+        return actions.argmax(-1) == batch["labels"] if self.objective.discrete else torch.zeros_like(real)
+
+
+class ActionPrediction(Task, config=ActionPredictionConfig):
+    """Offline reinforcement learning, measured by `ActionMetrics`."""
+
+    config: ActionPredictionConfig
+    rows: EpisodeRows
+
+    def __init__(self, config: ActionPredictionConfig, tokenizer: None = None):
+        rows, objective = EpisodeRows(config), ActionLoss(bool(config.discrete))
+        super().__init__(
+            config,
+            rows=rows,
+            architecture=TrajectoryArchitecture(rows),
+            objective=objective,
+            metrics=ActionMetrics(objective, config.usual_action or ()),
+        )
 
 
 def best(rows: Rows, share: float) -> Rows:

@@ -26,7 +26,7 @@ from polyformer.data import Splits
 from polyformer.data.rows.batching import Batch, NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.training.rl.environments import Rollout
-from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig
+from polyformer.training.tasks.base import HeldOut, Metrics, ModelLoss, Rows, Task, TaskConfig, TaskRows
 
 if TYPE_CHECKING:
     from polyformer.training.rl.ppo import Actors
@@ -87,27 +87,34 @@ class AgentConfig(TaskConfig):
         return Splits(empty, empty, None)
 
 
-class Agent(Task, config=AgentConfig):
-    """PPO, with metrics over the first `episodes` evaluation episodes, with actions sampled as in training:
+class Iterations(TaskRows):
+    """Batches that are the numbers of updates and of evaluation batches; a seed decides the episodes."""
 
-    return       the mean sum of rewards
-    length       the mean number of steps
-    """
+    continues = True  # the collected steps are carried between updates
 
-    best = "return"
-    direction = "max"
-    sums = 3
-    needs_float32 = True  # the probabilities of old and new actions are compared, and states are stored
+    def __init__(self, config: AgentConfig):
+        super().__init__()
+        self.config, self.seed = config, 0
 
-    def __init__(self, config: AgentConfig, tokenizer: None = None):
-        super().__init__(config)
-        self.seed = 0
-        self._parts: tuple[Policy, Actors, nn.Module] | None = None
+    def training_batches(self, rows: Any, seed: int) -> NumberedBatches:
+        """Return the updates of an iteration by their numbers."""
+        self.seed = seed
+        return NumberedBatches(self.config.passes * self.config.minibatches)
 
-    @property
-    def continues(self) -> bool:
-        """Return True: the collected steps are carried between updates."""
-        return True
+    def held_out(self, rows: Rows) -> HeldOut:
+        """Return episodes in batches of `rows`."""
+        return HeldOut(NumberedBatches(-(-self.config.episodes // self.config.rows)), {})
+
+    def seed_of(self, epoch: int, number: int) -> int:
+        """Return the first of the consecutive seeds of a batch of environments."""
+        return int(np.random.default_rng([self.seed, epoch, number]).integers(2**30))
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyArchitecture:
+    """The policy for the observations and actions of the environment."""
+
+    config: AgentConfig
 
     def adapt(self, config: Any) -> PolicyConfig:
         """Return `config`, of a policy, with the sizes of the environment."""
@@ -126,14 +133,15 @@ class Agent(Task, config=AgentConfig):
             continuous=sizes.continuous,
         )
 
-    def training_batches(self, rows: Any, seed: int) -> NumberedBatches:
-        """Return the updates of an iteration by their numbers."""
-        self.seed = seed
-        return NumberedBatches(self.config.passes * self.config.minibatches)
 
-    def held_out(self, rows: Rows) -> HeldOut:
-        """Return episodes in batches of `rows`."""
-        return HeldOut(NumberedBatches(-(-self.config.episodes // self.config.rows)), {})
+class ProximalPolicy(ModelLoss):
+    """The clipped objective of the actions that the policy itself took."""
+
+    plain = False
+
+    def __init__(self, rows: Iterations):
+        self.config, self.rows = rows.config, rows
+        self._parts: tuple[Policy, Actors, nn.Module] | None = None
 
     def weight(self, batch: Batch) -> int:
         """Return the number of steps in a minibatch."""
@@ -147,43 +155,21 @@ class Agent(Task, config=AgentConfig):
         """Return the loss of an update, and the steps collected in the first update of the iteration."""
         from polyformer.training.rl.ppo import rollout
 
-        policy, actors, objective = self._with(model)
+        policy, actors, objective = self.parts(model)
         config = self.config
         epoch, number = batch["number"][0].tolist()
         if number == 0 or state is None:
             with evaluating(policy):
-                acted = actors.act(self._seed(epoch, 0))
+                acted = actors.act(self.rows.seed_of(epoch, 0))
                 state = rollout(policy, acted, config.discount, config.trace, config.run_length)
         done, part = divmod(number, config.minibatches)
-        order = np.random.default_rng([self.seed, epoch, done]).permutation(config.runs)
+        order = np.random.default_rng([self.rows.seed, epoch, done]).permutation(config.runs)
         chosen = torch.from_numpy(np.array_split(order, config.minibatches)[part]).to(batch["number"].device)
         assert isinstance(state, Rollout)
         losses = objective(state.reorder(chosen).tensordict())
         return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"], state
 
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sums of returns and of lengths, and the number of counted episodes."""
-        from polyformer.training.rl.ppo import episodes
-
-        _, actors, _ = self._with(model)
-        number = int(batch["number"][0, 1])
-        count = min(self.config.rows, self.config.episodes - number * self.config.rows)
-        with torch.random.fork_rng():
-            torch.manual_seed(self._seed(HELD_OUT, number))
-            returns, lengths = episodes(actors, self._seed(HELD_OUT, number), self.config.episode_steps)
-        sums = [returns[:count].sum(), lengths[:count].sum(), torch.tensor(count)]
-        return torch.stack([value.double() for value in sums]).to(batch["number"].device)
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of the class."""
-        returns, lengths, count = totals
-        return {"return": returns / count, "length": lengths / count}
-
-    def _seed(self, epoch: int, number: int) -> int:
-        """Return the first of the consecutive seeds of a batch of environments."""
-        return int(np.random.default_rng([self.seed, epoch, number]).integers(2**30))
-
-    def _with(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
+    def parts(self, model: Any) -> "tuple[Policy, Actors, nn.Module]":
         """Return the policy in `model`, its environments and its objective, which are created once."""
         from polyformer.training.rl.ppo import Actors, objective
 
@@ -195,3 +181,55 @@ class Agent(Task, config=AgentConfig):
             )
             self._parts = policy, actors, objective(policy, config.clip, config.entropy, config.value)
         return self._parts
+
+
+class EpisodeReturns(Metrics):
+    """The metrics over the first `episodes` evaluation episodes, with actions sampled as in training:
+
+    return       the mean sum of rewards
+    length       the mean number of steps
+    """
+
+    best = "return"
+    direction = "max"
+    sums = 3
+
+    def __init__(self, objective: ProximalPolicy):
+        self.config, self.objective, self.rows = objective.config, objective, objective.rows
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the sums of returns and of lengths, and the number of counted episodes."""
+        from polyformer.training.rl.ppo import episodes
+
+        _, actors, _ = self.objective.parts(model)
+        number = int(batch["number"][0, 1])
+        count = min(self.config.rows, self.config.episodes - number * self.config.rows)
+        seed = self.rows.seed_of(HELD_OUT, number)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            returns, lengths = episodes(actors, seed, self.config.episode_steps)
+        sums = [returns[:count].sum(), lengths[:count].sum(), torch.tensor(count)]
+        return torch.stack([value.double() for value in sums]).to(batch["number"].device)
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the class."""
+        returns, lengths, count = totals
+        return {"return": returns / count, "length": lengths / count}
+
+
+class Agent(Task, config=AgentConfig):
+    """PPO, measured by `EpisodeReturns`."""
+
+    config: AgentConfig
+    needs_float32 = True  # the probabilities of old and new actions are compared, and states are stored
+
+    def __init__(self, config: AgentConfig, tokenizer: None = None):
+        rows = Iterations(config)
+        objective = ProximalPolicy(rows)
+        super().__init__(
+            config,
+            rows=rows,
+            architecture=PolicyArchitecture(config),
+            objective=objective,
+            metrics=EpisodeReturns(objective),
+        )

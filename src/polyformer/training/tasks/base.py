@@ -1,8 +1,24 @@
-"""The interface of tasks: batches from rows of data, sums over batches, and metrics from the sums.
+"""Tasks and their parts.
 
-A task defines the batches of rows (`training_batches`, `held_out`), the required model (`adapt`), the sums
-over batches of held-out data (`totals`) and the metrics computed from the sums (`metrics`). `TaskWithData`
-combines a task with its data for the training loop.
+    part           asks                                            class
+    rows           how is a row prepared, and how are batches?     `TaskRows`
+    architecture   which model does the task need?                 `Architecture`
+    objective      what is the loss, and over how many labels?     `ModelLoss`, or a subclass
+    metrics        which sums over batches, and which metrics?     `Metrics`
+
+A task is a declaration of its parts, in the `__init__` of a subclass of `Task`:
+
+    class Reversal(Task, config=ReversalConfig):
+        def __init__(self, config, tokenizer):
+            super().__init__(
+                config,
+                tokenizer,
+                rows=ReversedTexts(config, tokenizer),
+                architecture=TextArchitecture("decoder", LanguageModelConfig(), tokenizer, config.row_length),
+                metrics=Perplexity(),
+            )
+
+`TaskWithData` combines a task with its data for the training loop.
 """
 
 import abc
@@ -10,7 +26,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,60 +94,34 @@ class TaskConfig(Config):
 
     def build(self, tokenizer: Any = None) -> Any:
         """Return the `task`; `tokenizer` is None unless it is `tokenized`."""
-        return self.task(self, tokenizer)
+        build: Any = self.task  # whose subclasses declare their parts
+        return build(self, tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Held-out data: batches in a fixed order, and counts of their text (see `TextTask.count`)."""
+    """Held-out data: batches in a fixed order, and counts of their text (see `TextRows.count`)."""
 
     batches: HeldOutBatches
     counts: dict[str, float]
 
 
-class Task(abc.ABC):
-    """A training task; see the docstring of the module for its methods."""
+def label_count(batch: Batch) -> int:
+    """Return the number of labels that are not `IGNORED`."""
+    return int((batch["labels"] != IGNORED).sum())
 
-    best: str = "loss"
-    """The metric that compares checkpoints; `direction` is "min" or "max"."""
-    direction: ClassVar[Literal["min", "max"]] = "min"
-    command: ClassVar[str]
-    """The command for a model of the task, if there is one."""
-    sums: int
-    """The number of elements of `totals`."""
-    unit: ClassVar[str] = "tokens"
-    """What the speed of training counts."""
-    needs_float32: ClassVar[bool] = False
-    """Whether the default precision is float32 on a GPU too."""
 
-    def __init_subclass__(cls, config: type[TaskConfig] | None = None):
-        super().__init_subclass__()
-        if config is not None:
-            config.task = cls
+class TaskRows(abc.ABC):
+    """The part of a task that prepares rows of data and arranges them in batches.
 
-    def __init__(self, config: Any, tokenizer: Any = None):
-        self.config, self.tokenizer, self.batch_tokens = config, tokenizer, config.batch_tokens
-        self.notes: list[str] = []  # notes for the user about the prepared data
+    `notes`: sentences for the user about the prepared data. `continues`: whether a batch continues the texts
+    of the previous batch, row by row.
+    """
 
-    @property
-    def continues(self) -> bool:
-        """Return whether a batch continues the texts of the previous batch, row by row."""
-        return False
+    continues: bool = False
 
-    @property
-    def supports_context_parallel(self) -> bool:
-        """Return whether training uses only the loss of a model, so that processes may share texts."""
-        kind = type(self)
-        return kind.loss is Task.loss and kind.training_module is Task.training_module
-
-    @property
-    def finishes(self) -> bool:
-        """Return whether `finish` has metrics."""
-        return type(self).finish is not Task.finish
-
-    @abc.abstractmethod
-    def adapt(self, config: Any) -> Any:
-        """Return `config` with the sizes and the head of this task; `InputError` if it does not fit."""
+    def __init__(self) -> None:
+        self.notes: list[str] = []
 
     @abc.abstractmethod
     def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
@@ -141,26 +131,36 @@ class Task(abc.ABC):
     def held_out(self, rows: Rows) -> HeldOut:
         """Return `rows` prepared for evaluation."""
 
-    @abc.abstractmethod
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return numbers (float64 [sums]); `metrics` gets their sums over all batches."""
 
-    @abc.abstractmethod
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of held-out data from the sums of `totals` and the counts of its text."""
+class Architecture(Protocol):
+    """The part of a task that states which model it needs."""
+
+    def adapt(self, config: Any) -> Any:
+        """Return `config` with the sizes and the head of the task; `InputError` if it does not fit."""
+        ...
+
+
+class ModelLoss:
+    """The part of a task that defines its loss: here the loss that the model returns with labels.
+
+    `plain`: whether this is the model's loss, so that processes may share a text (context parallelism) and a
+    student may learn its soft labels. An objective with another loss, or with a second model, sets False.
+    """
+
+    plain: ClassVar[bool] = True
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the training loss: a mean over `weight(batch)` labels."""
         return model(**batch).loss
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
-        """Return `loss` given the state after the previous batch, and the state after this batch."""
+        """Return `loss` with the state after the previous batch, and the state after this batch."""
         output = model(**batch, state=state, use_cache=True)
         return output.loss, output.state.detach()
 
     def weight(self, batch: Batch) -> int:
         """Return the number of labels in the mean of the loss of `batch`."""
-        return int((batch["labels"] != IGNORED).sum())
+        return label_count(batch)
 
     def training_module(self, model: Transformer, run: Path | None = None) -> nn.Module:
         """Return the module that is trained and measured: `model`, or a module of it and an auxiliary model.
@@ -173,6 +173,26 @@ class Task(abc.ABC):
         """Return the auxiliary models in `module`, by the name of their folder in the folder of the run."""
         return {}
 
+
+class Metrics(abc.ABC):
+    """The part of a task that measures a model: sums over held-out batches, and metrics from the sums.
+
+    `best`: the metric that compares checkpoints, and `direction` whether less ("min") or more ("max") is
+    better. `sums`: the number of elements of `totals`.
+    """
+
+    best: str = "loss"
+    direction: Literal["min", "max"] = "min"
+    sums: int
+
+    @abc.abstractmethod
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return numbers (float64 [sums]); `values` gets their sums over all batches."""
+
+    @abc.abstractmethod
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of held-out data from the sums of `totals` and the counts of its text."""
+
     @torch.no_grad()
     def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of `model` (in evaluation mode) on held-out data, the same in every process."""
@@ -183,20 +203,64 @@ class Task(abc.ABC):
 
         batches = (batch for _, batch in held.batches.epoch(0))
         zero = torch.zeros(self.sums, dtype=torch.float64, device=device)
-        return self.metrics(workers.total(totals, batches, zero), held.counts)
+        return self.values(workers.total(totals, batches, zero), held.counts)
+
+
+class Task:
+    """A training task, composed of its parts; a subclass declares them in its `__init__`.
+
+    `rows` prepares data and arranges batches, `architecture` states the model that the task needs,
+    `objective` defines the loss and `metrics` measures. The methods of a subclass predict for the user.
+    `best` and `direction` are those of the metrics, `notes` those of the rows.
+    """
+
+    command: ClassVar[str]
+    """The command for a model of the task, if there is one."""
+    unit: ClassVar[str] = "tokens"
+    """What the speed of training counts."""
+    needs_float32: ClassVar[bool] = False
+    """Whether the default precision is float32 on a GPU too."""
+    calibrates: ClassVar[bool] = False
+    """Whether the outputs are probabilities of labels, whose temperature can be fitted after training."""
+
+    def __init_subclass__(cls, config: type[TaskConfig] | None = None):
+        super().__init_subclass__()
+        if config is not None:
+            config.task = cls
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        *,
+        rows: Any,
+        architecture: Any,
+        metrics: Any,
+        objective: Any = None,
+    ):
+        self.config, self.tokenizer, self.batch_tokens = config, tokenizer, config.batch_tokens
+        self.rows: Any = rows
+        self.architecture: Any = architecture
+        self.metrics: Any = metrics
+        self.objective: Any = objective or ModelLoss()
+        self.best: str = metrics.best
+        self.direction: Literal["min", "max"] = metrics.direction
+        self.notes: list[str] = rows.notes
+
+    @property
+    def finishes(self) -> bool:
+        """Return whether `finish` has metrics."""
+        return type(self).finish is not Task.finish
+
+    def adapt(self, config: Any) -> Any:
+        """Return `config` with the sizes and the head of this task; `InputError` if it does not fit."""
+        return self.architecture.adapt(config)
 
     def measure_rows(
         self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
     ) -> dict[str, float]:
         """Return metrics of a finished model on `rows`, the same in every process."""
-        return self.measure(model, self.held_out(rows), workers)
-
-    def divide_logits(self, model: nn.Module, temperature: float) -> bool:
-        """Divide all logits of `model` by a temperature, in its weights; return False if it is not possible.
-
-        Possible for tasks with probabilities of labels.
-        """
-        return False
+        return self.metrics.measure(model, self.rows.held_out(rows), workers)
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return metrics of generated text, too slow during training; empty for most tasks."""
@@ -212,13 +276,13 @@ class TaskWithData:
 
     def __init__(self, task: Task, splits: Splits, seed: int):
         self.task = task
-        self.train = task.training_batches(splits.train, seed)
-        self.valid = None if splits.validation is None else task.held_out(splits.validation)
+        self.train = task.rows.training_batches(splits.train, seed)
+        self.valid = None if splits.validation is None else task.rows.held_out(splits.validation)
         self.test = splits.test
-        self.best, self.continues = task.best, task.continues
+        self.best, self.continues = task.best, task.rows.continues
         self.direction: Literal["min", "max"] = task.direction
-        self.weight = task.weight
-        self.supports_context_parallel = task.supports_context_parallel
+        self.weight: Any = task.objective.weight
+        self.supports_context_parallel: bool = task.objective.plain
         self.needs_float32, self.unit = task.needs_float32, task.unit
 
     def batches(self, epoch: int, skip: int, rank: int, world: int) -> Iterator[Batch]:
@@ -242,21 +306,22 @@ class TaskWithData:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the training loss of `batch`."""
-        return self.task.loss(model, batch)
+        return self.task.objective.loss(model, batch)
 
     def loss_after(self, model: nn.Module, batch: Batch, state: State | None) -> tuple[Tensor, State | None]:
         """Return the loss of a recurrent model and its state after `batch`."""
-        return self.task.loss_after(model, batch, state)
+        return self.task.objective.loss_after(model, batch, state)
 
     def evaluate(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, float]:
         """Return the metrics of the validation data, empty without them."""
         if self.valid is None:
             return {}
-        return self.task.measure(model, self.valid, Workers.of(accelerator))
+        return self.task.metrics.measure(model, self.valid, Workers.of(accelerator))
 
     def calibrate(self, model: nn.Module, accelerator: EvaluationGroup) -> Calibration | None:
         """Return the temperature for the validation data; None without them or without labels."""
-        if self.valid is None or not self.task.divide_logits(model, 1.0):
+        head: Any = getattr(model, "head", None)
+        if self.valid is None or not self.task.calibrates or not head.divide_logits(1.0):
             return None
         workers, device = Workers.of(accelerator), next(model.parameters()).device
         rows: list[tuple[list[float], int]] = []
@@ -269,9 +334,9 @@ class TaskWithData:
         logits, labels = zip(*gathered)
         return calibrated(torch.tensor(logits).double(), torch.tensor(labels))
 
-    def divide_logits(self, model: nn.Module, temperature: float) -> None:
+    def divide_logits(self, model: Any, temperature: float) -> None:
         """Divide the logits by a temperature, in the weights of `model` or in their shard."""
-        self.task.divide_logits(model, temperature)
+        model.head.divide_logits(temperature)
 
     def evaluate_final(self, model: nn.Module, accelerator: EvaluationGroup) -> dict[str, dict[str, float]]:
         """Return the metrics of the test data, empty without them."""

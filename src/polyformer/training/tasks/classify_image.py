@@ -20,9 +20,9 @@ from polyformer.data.rows.augmentation import AugmentationConfig, viewed
 from polyformer.data.rows.batching import Batch, Batches, Corrupt, Row, by_rows
 from polyformer.models.architectures import VisionConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
-from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig
+from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig, TaskRows
 from polyformer.training.tasks.image import by
-from polyformer.training.tasks.labels import SingleLabelTask, check_labels, labels_of
+from polyformer.training.tasks.labels import Confusion, Labels, SingleLabelTask, check_labels, labels_of
 
 Numbers = tuple[float, ...]
 
@@ -60,8 +60,9 @@ class ImageClassificationConfig(TaskConfig):
         first = next(iter(rows))
         size = self.image_size or (first["height"], first["width"])
         channels = self.channels or len(first["image"]) // (first["height"] * first["width"])
-        way = "; put images of another label in a folder next to it, or train a model of pixels with "
-        labels = self.labels or labels_of(rows, "image", f"{way}--task.kind image")
+        folder = "put images of another label in a folder next to it"
+        pixels = "or train a model of pixels with --task.kind image"
+        labels = self.labels or labels_of(rows, "image", f"{folder}, {pixels}")
         sized = dataclasses.replace(self, labels=labels, image_size=size, channels=channels)
         if sized.mean is not None and sized.std is not None:
             return sized
@@ -84,34 +85,18 @@ class ImageClassificationConfig(TaskConfig):
         return np.frombuffer(row["image"], np.uint8).reshape(shape)
 
 
-class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
-    """Classification of an image; `SingleLabelTask` has the metrics."""
+class LabelledImages(TaskRows):
+    """Batches of images of one size, the training images through random views."""
 
-    config: ImageClassificationConfig
-    unit = "images"
-
-    def __init__(self, config: ImageClassificationConfig, tokenizer: None = None):
-        super().__init__(config)
+    def __init__(self, config: ImageClassificationConfig, labels: Labels):
+        super().__init__()
         if config.image_size is None or config.mean is None or config.std is None:
             raise InputError("image_size: not known before the training images are; call resolve(rows)")
-        self.size = config.image_size
-        self.name_labels(config.labels)
+        self.config, self.labels, self.size = config, labels, config.image_size
         self.mean, self.std = (
             torch.tensor(numbers).view(1, -1, 1, 1) for numbers in (config.mean, config.std)
         )
-
-    def adapt(self, config: Any) -> VisionConfig:
-        """Return `config`, of an image model, with the size, the channels and the labels of this task."""
-        if not isinstance(config, VisionConfig):
-            raise InputError("model: this task needs a model of images, such as the preset vit-mini")
-        return dataclasses.replace(
-            config,
-            image_size=self.size,
-            num_channels=self.config.channels,
-            mean=self.config.mean,
-            std=self.config.std,
-            head=fitted_head(config.head, len(self.labels), config.class_token),
-        )
+        self.corrupt: Corrupt | None = self.with_view if config.augmentation.changes else None
 
     def training_batches(self, rows: Any, seed: int) -> Batches:
         """Return batches of `rows` in random order, each image with a random view."""
@@ -129,17 +114,11 @@ class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
 
     def prepare(self, rows: Rows) -> list[Row]:
         """Return the pixels and the number of the label of each row."""
-        return [
-            {"image": self.config.pixels(row), "labels": self.label_id(str(row["label"]))} for row in rows
-        ]
+        return [{"image": self.config.pixels(row), "labels": self.labels.number_of_row(row)} for row in rows]
 
-    @property
-    def corrupt(self) -> Corrupt | None:
-        """Return a function that draws a view of a training image, or None without augmentation."""
-        augmentation = self.config.augmentation
-        if not augmentation.changes:
-            return None
-        return lambda row, generator: {**row, "view": augmentation.view(self.size, generator)}
+    def with_view(self, row: Row, generator: np.random.Generator) -> Row:
+        """Return a row with a random view of its image."""
+        return {**row, "view": self.config.augmentation.view(self.size, generator)}
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Return `pixel_values` [B, C, H, W], through the views of the rows and normalized, and `labels`."""
@@ -152,13 +131,52 @@ class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
             batch["labels"] = torch.tensor([row["labels"] for row in rows])
         return batch
 
+
+@dataclasses.dataclass(frozen=True)
+class ImageArchitecture:
+    """The image model of a classification: its size, channels, normalization and number of labels."""
+
+    config: ImageClassificationConfig
+    labels: int
+
+    def adapt(self, config: Any) -> VisionConfig:
+        """Return `config`, of an image model, with the size, the channels and the labels of the task."""
+        if not isinstance(config, VisionConfig):
+            raise InputError("model: this task needs a model of images, such as the preset vit-mini")
+        return dataclasses.replace(
+            config,
+            image_size=self.config.image_size,
+            num_channels=self.config.channels,
+            mean=self.config.mean,
+            std=self.config.std,
+            head=fitted_head(config.head, self.labels, config.class_token),
+        )
+
+
+class ImageClassification(SingleLabelTask, config=ImageClassificationConfig):
+    """Classification of an image, measured by `Confusion`."""
+
+    config: ImageClassificationConfig
+    rows: LabelledImages
+    unit = "images"
+
+    def __init__(self, config: ImageClassificationConfig, tokenizer: None = None):
+        labels = Labels(config.labels)
+        self.labels = labels.names
+        super().__init__(
+            config,
+            rows=LabelledImages(config, labels),
+            architecture=ImageArchitecture(config, len(labels)),
+            metrics=Confusion(labels),
+        )
+
     @torch.no_grad()
     def probabilities(self, model: nn.Module, rows: Sequence[Row]) -> Tensor:
         """Return the probability [rows, labels] of each label of the rows' images."""
         device, images = next(model.parameters()).device, iter(rows)
         results = [torch.zeros(0, len(self.labels))]
         while batch := [*itertools.islice(images, self.config.batch_size)]:
-            pixels = self.collate([{"image": self.config.pixels(row)} for row in batch])["pixel_values"]
+            pixels = self.rows.collate([{"image": self.config.pixels(row)} for row in batch])["pixel_values"]
             results.append(model(pixels.to(device)).logits.softmax(-1).float().cpu())
         return torch.cat(results)
 

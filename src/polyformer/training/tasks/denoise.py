@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.rows.batching import Corrupt, Row
+from polyformer.data.rows.batching import Row
 from polyformer.data.rows.masking import sentence_ends
 from polyformer.data.rows.noising import (
     SENTINELS,
@@ -35,11 +35,17 @@ from polyformer.data.rows.noising import (
     span_counts,
     text_length,
 )
-from polyformer.models.config import ModelConfig
-from polyformer.nn.heads import HeadConfig, LanguageModelConfig
+from polyformer.nn.heads import LanguageModelConfig
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.masked import TokenPrediction
-from polyformer.training.tasks.text import TextTaskConfig, required, starting_from_pad
+from polyformer.training.tasks.text import (
+    TextArchitecture,
+    TextRows,
+    TextTask,
+    TextTaskConfig,
+    TokenPredictions,
+    required,
+    starting_from_pad,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,18 +60,18 @@ class DenoisingConfig(TextTaskConfig):
     paper: ClassVar[str] = "Lewis et al. 2020, section 2.2"
 
 
-class Denoising(TokenPrediction, config=DenoisingConfig):
-    """Denoising, with metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
+class NoisyTexts(TextRows):
+    """Rows <bos> text <eos> with noise, whose labels are the original text."""
 
     config: DenoisingConfig
-    stacks = "encoder-decoder"
-    head: HeadConfig = LanguageModelConfig()
+    corrupts_held_out = True
 
     def __init__(self, config: DenoisingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
         self.mask = required(tokenizer.mask_id, "<mask>")
         self.ends = sentence_ends(tokenizer) if config.noise.permute else None
+        self.corrupt = self.add_noise
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return <bos> text <eos>, for every piece of `row_length` tokens."""
@@ -77,18 +83,28 @@ class Denoising(TokenPrediction, config=DenoisingConfig):
             for start in range(0, len(ids), text_length)
         ]
 
-    @property
-    def corrupt(self) -> Corrupt:
-        """Return a function that adds noise to the text, and uses the original text as labels."""
+    def add_noise(self, row: Row, generator: np.random.Generator) -> Row:
+        """Add noise to the text, and use the original text as labels."""
+        text = row["input_ids"][1:-1]
+        noisy = apply_noises(text, generator, self.config.noise, mask_id=self.mask, end_ids=self.ends)
+        # Empty spans may make a text longer than its row: its end is then truncated.
+        ids = np.concatenate([[self.bos], noisy[: self.config.row_length - 2], [self.eos]])
+        return {"input_ids": ids, "labels": row["input_ids"][1:]}
 
-        def add_noise(row: Row, generator: np.random.Generator) -> Row:
-            text = row["input_ids"][1:-1]
-            noisy = apply_noises(text, generator, self.config.noise, mask_id=self.mask, end_ids=self.ends)
-            # Empty spans may make a text longer than its row: its end is then truncated.
-            ids = np.concatenate([[self.bos], noisy[: self.config.row_length - 2], [self.eos]])
-            return {"input_ids": ids, "labels": row["input_ids"][1:]}
 
-        return add_noise
+class Denoising(TextTask, config=DenoisingConfig):
+    """Denoising, with metrics over the tokens of the whole text and its <eos>: loss, perplexity, accuracy."""
+
+    def __init__(self, config: DenoisingConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=NoisyTexts(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder-decoder", LanguageModelConfig(), tokenizer, config.row_length
+            ),
+            metrics=TokenPredictions(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,30 +139,17 @@ class SpanCorruptionConfig(TextTaskConfig):
         return add_sentinels(super().tokenizer(config, rows), max(SENTINELS, self.spans))
 
 
-class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
-    """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
-
-    The metrics are loss, perplexity and accuracy.
-    """
+class TextsWithoutSpans(TextRows):
+    """Rows of texts whose spans are replaced by sentinels, and are the labels."""
 
     config: SpanCorruptionConfig
-    stacks = "encoder-decoder"
-    head: HeadConfig = LanguageModelConfig()
+    corrupts_held_out = True
 
     def __init__(self, config: SpanCorruptionConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.eos = required(tokenizer.eos_id, "<eos>")
         self.sentinels = sentinel_ids(tokenizer, config.spans)
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config; as in T5, the decoder starts from <pad> if the tokenizer has no <bos>."""
-        return starting_from_pad(super().adapt(config))
-
-    @property
-    def positions(self) -> int:
-        """Return the length of the longer of input and target."""
-        config = self.config
-        return max(corrupted_lengths(config.text_length, config.density, config.mean_span))
+        self.corrupt = self.remove_spans
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return texts of exactly `text_length` tokens, or a single shorter text."""
@@ -159,19 +162,34 @@ class SpanCorruption(TokenPrediction, config=SpanCorruptionConfig):
         encoded = self.tokenizer.encode_batch([row["text"] for row in rows])
         return [{"input_ids": text} for text in pieces(encoded, self.config.text_length)]
 
-    @property
-    def corrupt(self) -> Corrupt:
-        """Return a function that replaces each span by a sentinel, and uses the spans as labels."""
+    def remove_spans(self, row: Row, generator: np.random.Generator) -> Row:
+        """Replace each span by a sentinel, and use the spans as labels."""
+        ids, labels = corrupt_spans(
+            row["input_ids"],
+            generator,
+            sentinel_ids=self.sentinels,
+            eos_id=self.eos,
+            density=self.config.density,
+            mean_span=self.config.mean_span,
+        )
+        return {**row, "input_ids": ids, "labels": labels}
 
-        def remove_spans(row: Row, generator: np.random.Generator) -> Row:
-            ids, labels = corrupt_spans(
-                row["input_ids"],
-                generator,
-                sentinel_ids=self.sentinels,
-                eos_id=self.eos,
-                density=self.config.density,
-                mean_span=self.config.mean_span,
-            )
-            return {**row, "input_ids": ids, "labels": labels}
 
-        return remove_spans
+class SpanCorruption(TextTask, config=SpanCorruptionConfig):
+    """Span corruption, with metrics over the target tokens, including sentinels and <eos>.
+
+    The metrics are loss, perplexity and accuracy. As in T5, the decoder starts from <pad> if the tokenizer
+    has no <bos>.
+    """
+
+    def __init__(self, config: SpanCorruptionConfig, tokenizer: Tokenizer):
+        longest = max(corrupted_lengths(config.text_length, config.density, config.mean_span))
+        super().__init__(
+            config,
+            tokenizer,
+            rows=TextsWithoutSpans(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder-decoder", LanguageModelConfig(), tokenizer, longest, change=starting_from_pad
+            ),
+            metrics=TokenPredictions(),
+        )

@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,10 +37,10 @@ from polyformer.data.rows.batching import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig
-from polyformer.nn.heads import HeadConfig, LanguageModelConfig
+from polyformer.nn.heads import LanguageModelConfig
 from polyformer.training.tasks.base import Rows, TaskConfig
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
-from polyformer.training.tasks.text import TextTask, check_batch_size
+from polyformer.training.tasks.text import Perplexity, TextArchitecture, TextRows, TextTask, check_batch_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,44 +73,16 @@ class ImageConfig(TaskConfig):
         return Tokenizer.of_words([*map(str, range(self.levels)), "<s>"])
 
 
-class ImageModelling(TextTask, config=ImageConfig):
-    """Image modelling, with metrics from `nats`, the sum of -ln P over every pixel of the held-out images:
+class Pixels(TextRows):
+    """Rows of the start token and the levels of an image."""
 
-    loss          nats / pixels
-    bits_per_dim  loss / ln 2: comparable only for the same number of levels; a uniform guess has log2(levels)
-    """
-
-    stacks = "decoder"
-    head: HeadConfig = LanguageModelConfig()
-    pictures: ClassVar[tuple[str, ...]] = ("real", "half", "completed")
-    """The names of the images that `complete` returns."""
-
-    def __init__(self, config: ImageConfig, tokenizer: Tokenizer):
+    def __init__(self, config: ImageConfig, tokenizer: Tokenizer, shape: tuple[int, ...]):
         super().__init__(config, tokenizer)
-        if config.height is None or config.width is None:
-            raise InputError("height, width: not known before the training images are; call resolve(rows)")
-        colours = () if config.channels in (None, 1) else (config.channels,)
-        self.levels, self.shape = config.levels, (config.height, config.width, *colours)
+        self.levels, self.shape = config.levels, shape
         self.start = config.levels  # the id after the last level
-        name = "a token more than an image has pixels" + (" of three colours" if colours else "")
-        check_batch_size(config.batch_tokens, name, self.positions)
-
-    @property
-    def positions(self) -> int:
-        """Return the number of tokens: the start token and the colours of every pixel."""
-        return math.prod(self.shape) + 1
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config for this task; raise `InputError` for another image shape."""
-        self.check_shapes(config)
-        return super().adapt(config)
-
-    def check_shapes(self, config: ModelConfig) -> None:
-        """Raise `InputError` if the model is made for another image shape."""
-        check_shapes(config, self.shape)
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the start token and the levels of each image."""
+        """Return the rows of the images, which have the shape of the first training image."""
         return [self._row(row) for row in rows]
 
     def _row(self, row: Row) -> Row:
@@ -128,10 +100,49 @@ class ImageModelling(TextTask, config=ImageConfig):
         ids = np.concatenate([[self.start], quantised(row["image"], self.levels)])
         return {"input_ids": ids, "labels": np.concatenate([[IGNORED], ids[1:]])}
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+
+class BitsPerDimension(Perplexity):
+    """The metrics from `nats`, the sum of -ln P over every pixel of the held-out images:
+
+    loss          nats / pixels
+    bits_per_dim  loss / ln 2: comparable only for the same number of levels; a uniform guess has log2(levels)
+    """
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return loss and bits_per_dim."""
         loss = totals[0] / max(totals[1], 1)
         return {"loss": loss, "bits_per_dim": loss / math.log(2)}
+
+
+class ImageModelling(TextTask, config=ImageConfig):
+    """Image modelling, measured by `BitsPerDimension`."""
+
+    stacks: ClassVar[str] = "decoder"
+    pictures: ClassVar[tuple[str, ...]] = ("real", "half", "completed")
+    """The names of the images that `complete` returns."""
+
+    def __init__(self, config: ImageConfig, tokenizer: Tokenizer):
+        if config.height is None or config.width is None:
+            raise InputError("height, width: not known before the training images are; call resolve(rows)")
+        colours = () if config.channels in (None, 1) else (config.channels,)
+        self.levels, self.shape = config.levels, (config.height, config.width, *colours)
+        self.positions = math.prod(self.shape) + 1  # the start token and the colours of every pixel
+        name = "a token more than an image has pixels" + (" of three colours" if colours else "")
+        check_batch_size(config.batch_tokens, name, self.positions)
+        architecture = TextArchitecture(
+            self.stacks, LanguageModelConfig(), tokenizer, self.positions, change=self.checked
+        )
+        rows = self.pixels(config, tokenizer)
+        super().__init__(config, tokenizer, rows=rows, architecture=architecture, metrics=BitsPerDimension())
+
+    def pixels(self, config: Any, tokenizer: Tokenizer) -> Pixels:
+        """Return the rows of the task."""
+        return Pixels(config, tokenizer, self.shape)
+
+    def checked(self, config: ModelConfig) -> ModelConfig:
+        """Return `config`; raise `InputError` if the model is for another image shape."""
+        check_shapes(config, self.shape)
+        return config
 
     def complete(self, model: Transformer, rows: Rows, images: int, seed: int) -> Tensor:
         """Return the first images, their upper halves, and these completed by the model.
@@ -139,7 +150,7 @@ class ImageModelling(TextTask, config=ImageConfig):
         They are levels [3, images, height, width], with colours [..., 3]. The missing half is -1. Pixels are
         sampled, deterministic for a seed.
         """
-        prepared = self.prepare(list(islice(rows, images)))
+        prepared = self.rows.prepare(list(islice(rows, images)))
         real = torch.from_numpy(np.stack([row["input_ids"] for row in prepared]))
         known = 1 + self.shape[0] // 2 * math.prod(self.shape[1:])
         completed = self.sampled(model, real[:, :known], self.positions - known, seed)
@@ -191,20 +202,13 @@ class SuperResolutionConfig(ImageConfig):
     paper: ClassVar[str] = "Parmar et al. 2018 (Image Transformer), section 5.3"
 
 
-class SuperResolution(ImageModelling, config=SuperResolutionConfig):
-    """Super-resolution, with the metrics of an image model over the pixels of the large images.
+class SmallAndLargePixels(Pixels):
+    """Rows of the levels of a small image as input, and of the large image as labels."""
 
-    `finish` adds the mean peak signal-to-noise ratio, in decibels, of the first held-out images: `psnr` of
-    sampled images, and `psnr_repeated` of small images with repeated pixels.
-    """
-
-    config: SuperResolutionConfig
-    stacks = "encoder-decoder"
-    pictures = "real", "small", "generated"
-
-    def __init__(self, config: SuperResolutionConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        height, width, *colours = self.shape
+    def __init__(self, config: SuperResolutionConfig, tokenizer: Tokenizer, shape: tuple[int, ...]):
+        super().__init__(config, tokenizer, shape)
+        self.factor = config.factor
+        height, width, *colours = shape
         if height % config.factor or width % config.factor:
             raise InputError(
                 f"factor: expected a divisor of the height {height} and the width {width}, got "
@@ -212,14 +216,9 @@ class SuperResolution(ImageModelling, config=SuperResolutionConfig):
             )
         self.small = (height // config.factor, width // config.factor, *colours)
 
-    def check_shapes(self, config: ModelConfig) -> None:
-        """Raise `InputError` if a stack is made for another image shape."""
-        check_shapes(config.encoder, self.small)
-        check_shapes(config.decoder, self.shape)
-
     def levels_of(self, row: Row) -> Row:
         """Return the levels of the small image as input, and the levels of the large image as labels."""
-        factor, (height, width, *_) = self.config.factor, self.small
+        factor, (height, width, *_) = self.factor, self.small
         pixels = np.frombuffer(row["image"], np.uint8).reshape(height, factor, width, factor, -1)
         small = pixels.mean((1, 3)).round().astype(np.uint8)
         return {
@@ -227,19 +226,41 @@ class SuperResolution(ImageModelling, config=SuperResolutionConfig):
             "labels": quantised(row["image"], self.levels),
         }
 
+
+class SuperResolution(ImageModelling, config=SuperResolutionConfig):
+    """Super-resolution, with the metrics of an image model over the pixels of the large images.
+
+    `finish` adds the mean peak signal-to-noise ratio, in decibels, of the first held-out images: `psnr` of
+    sampled images, and `psnr_repeated` of small images with repeated pixels.
+    """
+
+    rows: SmallAndLargePixels
+    stacks = "encoder-decoder"
+    pictures = "real", "small", "generated"
+
+    def pixels(self, config: Any, tokenizer: Tokenizer) -> SmallAndLargePixels:
+        """Return the rows of the task."""
+        return SmallAndLargePixels(config, tokenizer, self.shape)
+
+    def checked(self, config: ModelConfig) -> ModelConfig:
+        """Return `config`; raise `InputError` if a stack is for another image shape."""
+        check_shapes(config.encoder, self.rows.small)
+        check_shapes(config.decoder, self.shape)
+        return config
+
     def complete(self, model: Transformer, rows: Rows, images: int, seed: int) -> Tensor:
         """Return the first images, their small copies with repeated pixels, and sampled large images.
 
         They are levels [3, images, height, width], with colours [..., 3]; deterministic for a seed.
         """
-        prepared = self.prepare(list(islice(rows, images)))
+        prepared = self.rows.prepare(list(islice(rows, images)))
         inputs, real = (
             torch.from_numpy(np.stack([row[name] for row in prepared])) for name in ("input_ids", "labels")
         )
         generated = self.sampled(model, inputs, math.prod(self.shape), seed)
-        small = inputs.view(len(inputs), *self.small)
+        small = inputs.view(len(inputs), *self.rows.small)
         for axis in (1, 2):
-            small = small.repeat_interleave(self.config.factor, axis)
+            small = small.repeat_interleave(self.rows.factor, axis)
         parts = (real, small, generated)
         return torch.stack([part.reshape(len(inputs), *self.shape) for part in parts])
 

@@ -1,4 +1,4 @@
-"""Shared parts of tasks with labels: their names and metrics, and rows of one text or a pair of texts.
+"""Parts of tasks with labels: their names and metrics, and rows of one text or a pair of texts.
 
 <cls> text <sep>                  a text
 <cls> text <sep> pair <sep>       a text and its pair, with token types 0 and 1
@@ -6,7 +6,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,9 +19,8 @@ from polyformer.core.imports import needs_extra
 from polyformer.data import Tokenizer
 from polyformer.data.rows.batching import Batch, Corrupt, Row
 from polyformer.data.rows.pairs import shares_of_capacity
-from polyformer.nn.heads import ClassifyConfig, HeadConfig, TagConfig
-from polyformer.training.tasks.base import Rows, Task
-from polyformer.training.tasks.text import EncoderTask, TextTaskConfig, required, too_long
+from polyformer.training.tasks.base import Metrics, Rows, Task
+from polyformer.training.tasks.text import TextRows, TextTaskConfig, required, row_marks, too_long
 
 LabelMetric = Literal["f1", "matthews"]
 
@@ -32,18 +31,16 @@ def check_labels(labels: Sequence[str] | None) -> None:
         raise InputError(f"labels: expected two or more different ones, got {', '.join(labels) or 'none'}")
 
 
-def labels_of(rows: Rows, what: str, way: str = "") -> tuple[str, ...]:
+def labels_of(rows: Rows, what: str, *ways: str) -> tuple[str, ...]:
     """Return the labels of the training `rows`, sorted.
 
-    Raises `InputError` for fewer than two labels, and for labels that differ only in case. `what` and `way`
-    are parts of the first message: the type of a row, and an alternative.
+    Raises `InputError` for fewer than two labels, and for labels that differ only in case. The
+    first message names `what` a row is, and ends with the `ways` out.
     """
     labels = {str(row["label"]) for row in rows}
     if len(labels) < 2:
-        raise InputError(
-            f"labels: every training {what} has the same one, {quote(labels.pop())}; two or more are "
-            f"needed{way}"
-        )
+        problem = f"labels: every training {what} has the same one, {quote(labels.pop())}"
+        raise InputError("; ".join([problem, "two or more are needed", *ways]))
     spellings: dict[str, str] = {}
     for label in sorted(labels):
         other = spellings.setdefault(label.casefold(), label)
@@ -80,52 +77,47 @@ def label_metrics(
     return {name: float(values[name]()) for name in names}
 
 
-class Labelled:
-    """A mixin with the names of labels and their numbers."""
+class Labels:
+    """The names of labels and their numbers; `InputError` for None, names that are not yet known."""
 
-    labels: tuple[str, ...]
-
-    def name_labels(self, names: tuple[str, ...] | None) -> None:
-        """Set the names of the labels; raise `InputError` for None."""
+    def __init__(self, names: tuple[str, ...] | None):
         if names is None:
             raise InputError("labels: not known before the training data are; call resolve(rows)")
-        self.labels = names
+        self.names = names
         self._ids = {name: number for number, name in enumerate(names)}
 
-    def label_id(self, label: str) -> int:
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def number(self, label: str) -> int:
         """Return the number of a label; raise `InputError` for a label that is not in the training data."""
         if label not in self._ids:
-            names = f"{', '.join(map(repr, self.labels)):.200}"
+            names = f"{', '.join(map(repr, self.names)):.200}"
             raise InputError(
                 f"label: {quote(label)} was not seen in training, which had {names}; correct its rows or "
                 "leave them out"
             )
         return self._ids[label]
 
+    def number_of_row(self, row: Row) -> int:
+        """Return the number of the label of a row."""
+        return self.number(str(row["label"]))
 
-class SingleLabelTask(Labelled, Task):
-    """A task that predicts one label per row.
 
-    Metrics: loss (nats per row), accuracy, f1_macro, the mean F1 over the labels, and majority, the
-    accuracy of always predicting the most frequent label in these data. A label without rows and
-    predictions counts as F1 0.
+class Confusion(Metrics):
+    """The metrics of a label per row, from the matrix of labels and predictions.
+
+    They are loss (nats per row), accuracy, f1_macro, the mean F1 over the labels, and majority, the accuracy
+    of always predicting the most frequent label in these data; `more` adds those of `label_metrics`. A label
+    without rows and predictions counts as F1 0.
     """
 
     best = "accuracy"
     direction = "max"
 
-    def name_labels(self, names: tuple[str, ...] | None) -> None:
-        """Set the names of the labels; their confusion matrix is part of the sums."""
-        super().name_labels(names)
-        self.sums = 1 + len(self.labels) ** 2
-
-    @abc.abstractmethod
-    def probabilities(self, model: nn.Module, rows: Sequence[Any]) -> Tensor:
-        """Return the probability [rows, labels] of each label; rows need no label."""
-
-    def divide_logits(self, model: Any, temperature: float) -> bool:
-        """Divide all logits of `model` by a temperature, in the weights of its head."""
-        return model.head.divide_logits(temperature)
+    def __init__(self, labels: Labels, more: Sequence[LabelMetric] = ()):
+        self.labels, self.more = labels, more
+        self.sums = 1 + len(labels) ** 2
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, and the flattened confusion matrix [label, prediction]."""
@@ -134,7 +126,7 @@ class SingleLabelTask(Labelled, Task):
         confusion = torch.bincount(labels * count + output.logits.argmax(-1), minlength=count**2)
         return torch.cat([(output.loss.double() * len(labels)).unsqueeze(0), confusion.double()])
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         confusion = np.array(totals[1:]).reshape(len(self.labels), -1)  # [label, prediction]
         correct, number = np.diag(confusion), max(confusion.sum(), 1)
@@ -145,24 +137,19 @@ class SingleLabelTask(Labelled, Task):
             "f1_macro": f1.mean(),
             "majority": confusion.sum(1).max() / number,
         }
-        return {name: float(value) for name, value in metrics.items()}
+        plain = {name: float(value) for name, value in metrics.items()}
+        return {**plain, **label_metrics(self.more, totals[1:], self.labels.names)}
 
 
-class LabelTask(Labelled, EncoderTask):
-    """A task of an encoder with a head that has one logit for each of `labels`."""
+class SingleLabelTask(Task, abc.ABC):
+    """A task that predicts one label per row, measured by `Confusion`."""
 
-    head_type: ClassVar[type[ClassifyConfig] | type[TagConfig]]
+    calibrates = True
+    labels: tuple[str, ...]
 
-    def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        self.name_labels(config.labels)
-        self.head: HeadConfig = self.head_type(num_labels=len(self.labels))
-
-    def fit_head(self, head: HeadConfig) -> HeadConfig:
-        """Return the model's head with one logit per label if it has the right type, else a new head."""
-        if isinstance(head, self.head_type):
-            return dataclasses.replace(head, num_labels=len(self.labels))
-        return self.head
+    @abc.abstractmethod
+    def probabilities(self, model: nn.Module, rows: Sequence[Any]) -> Tensor:
+        """Return the probability [rows, labels] of each label; rows need no label."""
 
 
 class PairEncoder:
@@ -212,41 +199,41 @@ class TextRowsConfig(TokenDropoutConfig):
     shortest: ClassVar[int] = 3
 
 
-class TokenDropout(EncoderTask):
-    """A task that replaces some tokens of the training texts, so that a model also learns from the others."""
+def token_dropout(share: float, tokenizer: Tokenizer) -> Corrupt | None:
+    """Return a function that replaces `share` of the tokens of a text by <unk> or <mask>; None for 0.
 
-    config: TokenDropoutConfig
+    A model then learns from the other tokens too. Special tokens stay.
+    """
+    if not share:
+        return None
+    token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
+    dropped, (_, sep) = required(token, "<unk> or <mask>"), row_marks(tokenizer)
 
-    def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        if config.token_dropout:
-            token = tokenizer.mask_id if tokenizer.unk_id is None else tokenizer.unk_id
-            self.dropped = required(token, "<unk> or <mask>")
+    def drop_tokens(row: Row, generator: np.random.Generator) -> Row:
+        ids = np.array(row["input_ids"])
+        inside = ids[1:-1]
+        inside[(generator.random(len(inside)) < share) & (inside != sep)] = dropped
+        return {**row, "input_ids": ids}
 
-    @property
-    def corrupt(self) -> Corrupt | None:
-        """Return a function that replaces `token_dropout` of the text tokens by <unk> or <mask>."""
-        share = self.config.token_dropout
-        if not share:
-            return None
-
-        def drop_tokens(row: Row, generator: np.random.Generator) -> Row:
-            ids = np.array(row["input_ids"])
-            inside = ids[1:-1]
-            inside[(generator.random(len(inside)) < share) & (inside != self.sep)] = self.dropped
-            return {**row, "input_ids": ids}
-
-        return drop_tokens
+    return drop_tokens
 
 
-class TextRows(TokenDropout):
-    """A task with rows <cls> text <sep>."""
+class SingleTexts(TextRows):
+    """Rows <cls> text <sep>, labelled by `target` of a row."""
 
     config: TextRowsConfig
 
-    def __init__(self, config: Any, tokenizer: Tokenizer):
+    def __init__(self, config: TextRowsConfig, tokenizer: Tokenizer, target: Callable[[Row], Any]):
         super().__init__(config, tokenizer)
+        self.cls, self.sep = row_marks(tokenizer)
+        self.corrupt, self.target = token_dropout(config.token_dropout, tokenizer), target
+        self.token_types = 0  # that the model needs
         self.cut = 0  # texts truncated since the last call of `encode_rows`
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the token ids and the target of each row."""
+        targets = [self.target(row) for row in rows]
+        return [{**row, "labels": target} for row, target in zip(self.encode_rows(rows), targets)]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return <cls> text <sep> for every text."""
@@ -283,11 +270,11 @@ class TextRows(TokenDropout):
             yield numbers, model(**batch).logits.float().cpu()
 
 
-class PairRows(TextRows):
-    """A task with rows of two texts, joined by `PairEncoder`."""
+class TextPairs(SingleTexts):
+    """Rows of two texts, joined by `PairEncoder`."""
 
-    def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
+    def __init__(self, config: TextRowsConfig, tokenizer: Tokenizer, target: Callable[[Row], Any]):
+        super().__init__(config, tokenizer, target)
         self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
         self.token_types = self.joining.token_types
 

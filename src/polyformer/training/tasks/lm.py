@@ -11,7 +11,7 @@ import itertools
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,10 +31,13 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.training import share_rows
-from polyformer.training.tasks.base import HeldOut, Rows, TrainingBatches
+from polyformer.training.tasks.base import HeldOut, ModelLoss, Rows, TrainingBatches
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.text import (
     STREAMED_ROWS,
+    Perplexity,
+    TextArchitecture,
+    TextRows,
     TextTask,
     TextTaskConfig,
     exp,
@@ -107,64 +110,24 @@ class Continuation(abc.ABC):
         return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
 
-class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
-    """Language modelling, with metrics from `nats`, the sum of -ln P over every held-out token and <eos>:
-
-    loss             nats / tokens
-    perplexity       exp(loss), per token: comparable only under the same tokenizer
-    word_perplexity  exp(nats / words), as published for WikiText. Words are separated by white space,
-                     and the end of every line counts as one more (the <eos> of the corpus)
-    bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
-
-    The last two are omitted if the tokenizer loses part of the text, because its tokens then carry less
-    information than the words. The Unicode form of a character (NFC or NFD) is not part of the text.
-    """
+class Documents(TextRows):
+    """Rows of documents, each <bos> text <eos>: packed, or in segments that continue each other."""
 
     config: LanguageModellingConfig
-    command = "generate"
-    stacks = "decoder"
-    head: HeadConfig = LanguageModelConfig()
+    frame: tuple[int, int]
 
     def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.bos, self.eos = required(tokenizer.bos_id, "<bos>"), required(tokenizer.eos_id, "<eos>")
-        if config.neighbours:
-            self.head = SemiparametricConfig()
+        self.frame = self.bos, self.eos
+        self.continues = config.feed == "in_order"
+        self.rows_per_batch = config.batch_tokens // config.row_length
 
     @cached_property
     def neighbours(self) -> Neighbours | None:
         """Return the tokens that followed the nearest contexts of each token; None if not used."""
         folders = self.config.neighbours
         return Neighbours(folders, self.tokenizer) if folders else None
-
-    @property
-    def continues(self) -> bool:
-        """Return whether the rows of a batch continue the rows of the previous batch."""
-        return self.config.feed == "in_order"
-
-    def adapt(self, config: Any) -> ModelConfig:
-        """Return the config as for other text tasks.
-
-        Raises `InputError` for a memory with rows in random order, and unless both or neither of neighbours
-        and the head that reads them are used.
-        """
-        fitted = super().adapt(config)
-        if bool(self.config.neighbours) != isinstance(fitted.head, SemiparametricConfig):
-            raise InputError(
-                "task.neighbours: it and the head 'semiparametric' go together; name the folders that "
-                "polyformer datastore neighbours made of the texts, or leave both out"
-            )
-        stack = fitted.decoder
-        if stack is not None and stack.memory.segments and not self.continues:
-            raise InputError(
-                "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
-            )
-        return fitted
-
-    @property
-    def packs_documents(self) -> bool:
-        """Return True: rows contain parts of several documents."""
-        return True
 
     def documents(self, rows: Sequence[Row]) -> list[list[int]]:
         """Return the token ids of every text, between <bos> and <eos>."""
@@ -197,19 +160,15 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
             return super().training_batches(rows, seed)
         if not hasattr(rows, "__len__"):
             raise InputError("task.feed: 'in_order' lays out all documents, and these data are streamed")
-        return self._segments(rows, self.rows, seed)
+        return self._segments(rows, self.rows_per_batch, seed)
 
     def held_out(self, rows: Rows, side_by_side: int | None = None) -> HeldOut:
         """Return held-out batches; in order, whole documents in `side_by_side` rows."""
         if not self.continues:
             return super().held_out(rows)
         kept = list(rows if hasattr(rows, "__len__") else itertools.islice(rows, STREAMED_ROWS))
-        return HeldOut(self._segments(kept, side_by_side or self.rows), self.counted(rows, kept))
-
-    @property
-    def frame(self) -> tuple[int, int]:
-        """Return <bos> and <eos>."""
-        return self.bos, self.eos
+        segments = self._segments(kept, side_by_side or self.rows_per_batch)
+        return HeldOut(segments, self.counted(rows, kept))
 
     def mapped_batches(self, text: PreparedText, seed: int) -> MappedBatches | MappedSegments:
         """Return batches of prepared text; in order, continued documents."""
@@ -219,14 +178,8 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
             return super().mapped_batches(text, seed)
         if len(text.parts) > 1:
             raise InputError("task.feed: 'in_order' reads a single folder of prepared text, not a mixture")
-        return MappedSegments(
-            self.framed(text)[0], self.config.row_length, self.rows, seed, self.collate.pad_id
-        )
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of a batch."""
-        return self.config.batch_tokens // self.config.row_length
+        length, rows = self.config.row_length, self.rows_per_batch
+        return MappedSegments(self.framed(text)[0], length, rows, seed, self.collate.pad_id)
 
     def _segments(self, rows: Sequence[Row], side_by_side: int, seed: int | None = None) -> Segments:
         """Return segments of the documents of `rows`, shuffled if a seed is given."""
@@ -235,36 +188,6 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
         near = None if self.neighbours is None else self.neighbours.of(documents)
         length, shuffle = self.config.row_length, seed is not None
         return Segments(documents, length, side_by_side, seed or 0, shuffle, pad, near)
-
-    @torch.no_grad()
-    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
-        """Return metrics; a recurrent model reads segments in order, each process its rows."""
-        if not self.continues or not getattr(model, "supports_recurrence", False):
-            return super().measure(model, held, workers)
-        device = next(model.parameters()).device
-        total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
-        for _, whole in held.batches.epoch(0):
-            batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
-            if not len(batch["input_ids"]):
-                break  # every batch has fewer rows than processes
-            output = model(**batch_to_device(batch, device), state=state, use_cache=True)
-            total, state = total + loss_total(output.loss, self.weight(batch)), output.state
-        return self.metrics(workers.add(total).tolist(), held.counts)
-
-    def measure_rows(
-        self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
-    ) -> dict[str, float]:
-        """Return metrics; in order, the text is read as one row.
-
-        In this case the metrics include the number of predicted tokens, and the memory sizes.
-        """
-        if not self.continues:
-            return super().measure_rows(model, rows, workers)
-        held = self.held_out(rows, side_by_side=1)
-        tokens = sum(self.weight(batch) for _, batch in held.batches.epoch(0))
-        memory = getattr(getattr(model, "decoder", None), "memory", None)
-        sizes = {"memory_length": 0} if memory is None else memory.sizes
-        return {**self.measure(model, held, workers), "tokens": tokens, **sizes}
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the words and bytes of the text; empty if the tokenizer loses part of it."""
@@ -275,20 +198,119 @@ class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
         words = sum(len(text.split()) + text.count("\n") for text in texts)
         return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
 
+
+class NextTokens(ModelLoss):
+    """The loss of a language model, a mean over the tokens with a next token in their document."""
+
     def weight(self, batch: Batch) -> int:
         """Return the number of tokens with a next token in their document."""
         if "shift_labels" in batch:
             return int((batch["shift_labels"] != IGNORED).sum())
         return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+
+class TextPerplexity(Perplexity):
+    """The metrics from `nats`, the sum of -ln P over every held-out token and <eos>:
+
+    loss             nats / tokens
+    perplexity       exp(loss), per token: comparable only under the same tokenizer
+    word_perplexity  exp(nats / words), as published for WikiText. Words are separated by white space,
+                     and the end of every line counts as one more (the <eos> of the corpus)
+    bits_per_byte    nats / ln 2 / bytes of UTF-8 (of the text in NFC)
+
+    The last two are omitted if the tokenizer loses part of the text, because its tokens then carry less
+    information than the words. The Unicode form of a character (NFC or NFD) is not part of the text.
+    """
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class; the last two only with `counts`."""
         nats, tokens = totals
         return text_metrics(nats, tokens, counts)
 
+
+class RecurrentPerplexity(TextPerplexity):
+    """The same metrics of texts that continue, for a recurrent model with its state."""
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module, held: HeldOut, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
+        """Return metrics; a recurrent model reads segments in order, each process its rows."""
+        if not getattr(model, "supports_recurrence", False):
+            return super().measure(model, held, workers)
+        device = next(model.parameters()).device
+        total, state = torch.zeros(self.sums, dtype=torch.float64, device=device), None
+        for _, whole in held.batches.epoch(0):
+            batch = {name: share_rows(x, workers.rank, workers.world) for name, x in whole.items()}
+            if not len(batch["input_ids"]):
+                break  # every batch has fewer rows than processes
+            output = model(**batch_to_device(batch, device), state=state, use_cache=True)
+            total, state = total + loss_total(output.loss, self.weight(batch)), output.state
+        return self.values(workers.add(total).tolist(), held.counts)
+
+
+class LanguageModelling(TextTask, Continuation, config=LanguageModellingConfig):
+    """Language modelling, measured by `TextPerplexity`."""
+
+    config: LanguageModellingConfig
+    rows: Documents
+    command = "generate"
+
+    def __init__(self, config: LanguageModellingConfig, tokenizer: Tokenizer):
+        head: HeadConfig = SemiparametricConfig() if config.neighbours else LanguageModelConfig()
+        rows, objective = Documents(config, tokenizer), NextTokens()
+        metrics = RecurrentPerplexity if rows.continues else TextPerplexity
+        super().__init__(
+            config,
+            tokenizer,
+            rows=rows,
+            architecture=TextArchitecture(
+                "decoder",
+                head,
+                tokenizer,
+                config.row_length,
+                packs_documents=True,
+                change=partial(checked, task=config),
+            ),
+            objective=objective,
+            metrics=metrics(objective.weight),
+        )
+
+    def measure_rows(
+        self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS
+    ) -> dict[str, float]:
+        """Return metrics; in order, the text is read as one row.
+
+        In this case the metrics include the number of predicted tokens, and the memory sizes.
+        """
+        if not self.rows.continues:
+            return super().measure_rows(model, rows, workers)
+        held = self.rows.held_out(rows, side_by_side=1)
+        tokens = sum(self.objective.weight(batch) for _, batch in held.batches.epoch(0))
+        memory = getattr(getattr(model, "decoder", None), "memory", None)
+        sizes = {"memory_length": 0} if memory is None else memory.sizes
+        return {**self.metrics.measure(model, held, workers), "tokens": tokens, **sizes}
+
     def start(self, prompt: str) -> list[int]:
         """Return the token ids of a document that starts with `prompt`."""
-        return [self.bos, *self.tokenizer.encode(prompt)]
+        return [self.rows.bos, *self.tokenizer.encode(prompt)]
+
+
+def checked(config: ModelConfig, task: LanguageModellingConfig) -> ModelConfig:
+    """Return `config`, of a model for the task.
+
+    Raises `InputError` for a memory with rows in random order, and unless both or neither of neighbours and
+    the head that reads them are used.
+    """
+    if bool(task.neighbours) != isinstance(config.head, SemiparametricConfig):
+        raise InputError(
+            "task.neighbours: it and the head 'semiparametric' go together; name the folders that "
+            "polyformer datastore neighbours made of the texts, or leave both out"
+        )
+    stack = config.decoder
+    if stack is not None and stack.memory.segments and task.feed != "in_order":
+        raise InputError(
+            "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
+        )
+    return config
 
 
 def composed(text: str) -> str:
@@ -297,7 +319,7 @@ def composed(text: str) -> str:
 
 
 def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
-    """Return the metrics for `nats` of a text: see `LanguageModelling`."""
+    """Return the metrics for `nats` of a text: see `TextPerplexity`."""
     metrics = perplexity_metrics(nats, tokens)
     if counts:
         metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))

@@ -37,58 +37,41 @@ from polyformer.attention.positions import Learned
 from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveShare
 from polyformer.data import Masking, MaskingConfig, Tokenizer, pack
-from polyformer.data.rows.batching import Batch, Corrupt, Row
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.data.rows.pairs import translation_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.nn.feedforward.feedforward import SizedConfig
-from polyformer.nn.heads import DetectConfig, HeadConfig, MaskedConfig
+from polyformer.nn.heads import DetectConfig, MaskedConfig
 from polyformer.training.objectives import draw, replaced
+from polyformer.training.tasks.base import Metrics, ModelLoss
 from polyformer.training.tasks.text import (
-    EncoderTask,
+    TextArchitecture,
+    TextRows,
     TextTask,
     TextTaskConfig,
+    TokenPredictions,
     exp,
-    prediction_metrics,
-    prediction_totals,
     required,
+    row_marks,
     stacked,
-    with_tables,
 )
 
 
-class TokenPrediction(TextTask):
-    """A task measured at the labelled tokens: loss (nats per token), perplexity exp(loss), accuracy."""
-
-    corrupts_held_out = True
-    sums = 3
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return (sum of the loss, correct predictions, labels)."""
-        return prediction_totals(model(**batch), batch["labels"])
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return loss, perplexity and accuracy."""
-        return prediction_metrics(*totals)
-
-
-class MaskingTask(EncoderTask):
-    """A task that masks tokens according to the `masking` of its configuration."""
+class MaskedRows(TextRows):
+    """Rows with tokens that are masked according to the `masking` of the configuration."""
 
     corrupts_held_out = True
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
+        self.cls, self.sep = row_marks(tokenizer)
         self.masking = Masking(config.masking, tokenizer, required(tokenizer.mask_id, "<mask>"))
+        self.corrupt = self.masking.corrupt
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows of `prepare_held_out`; with static masking, one copy of them per mask."""
         return self.masking.copies(self.prepare_held_out(rows))
-
-    @property
-    def corrupt(self) -> Corrupt:
-        """Return the function that masks tokens."""
-        return self.masking.corrupt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,22 +83,15 @@ class MaskedDocumentsConfig(TextTaskConfig):
     masking: MaskingConfig = MaskingConfig()
 
 
-class MaskedDocuments(MaskingTask):
-    """A task that masks tokens of documents, each <cls> text <sep>."""
+class MaskedDocuments(MaskedRows):
+    """Rows of documents, each <cls> text <sep>, with masked tokens."""
 
     config: MaskedDocumentsConfig
 
-    @property
-    def packs_documents(self) -> bool:
-        """Return whether the configuration packs documents."""
-        return self.config.packed
-
-    @property
-    def frame(self) -> tuple[int, int] | None:
-        """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
-        return (
-            (self.cls, self.sep) if self.packs_documents and not self.config.masking.static_copies else None
-        )
+    def __init__(self, config: MaskedDocumentsConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if config.packed and not config.masking.static_copies:
+            self.frame = self.cls, self.sep
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows of at most `row_length` tokens: packed documents, or each in separate rows."""
@@ -135,13 +111,22 @@ class MaskedModellingConfig(MaskedDocumentsConfig):
     paper: ClassVar[str] = "Devlin et al. 2019, section 3.1"
 
 
-class MaskedModelling(TokenPrediction, MaskedDocuments, config=MaskedModellingConfig):
+class MaskedModelling(TextTask, config=MaskedModellingConfig):
     """Masked language modelling, with metrics over the masked tokens.
 
     The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
     """
 
-    head: HeadConfig = MaskedConfig()
+    def __init__(self, config: MaskedModellingConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=MaskedDocuments(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder", MaskedConfig(), tokenizer, config.row_length, packs_documents=config.packed
+            ),
+            metrics=TokenPredictions(),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,18 +145,10 @@ class TranslationModellingConfig(TextTaskConfig):
     paper: ClassVar[str] = "Lample and Conneau 2019, section 3.4"
 
 
-class TranslationModelling(TokenPrediction, MaskingTask, config=TranslationModellingConfig):
-    """Translation language modelling, with metrics over the masked tokens.
-
-    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
-    """
+class JoinedTranslations(MaskedRows):
+    """Rows of a text joined to its translation, with masked tokens on both sides."""
 
     config: TranslationModellingConfig
-    head: HeadConfig = MaskedConfig()
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with an embedding for at least the two languages."""
-        return with_tables(super().adapt(config), num_languages=max(self.config.languages) + 1)
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return each pair as one row, truncated to `max_length` tokens."""
@@ -181,6 +158,26 @@ class TranslationModelling(TokenPrediction, MaskingTask, config=TranslationModel
         ends = {"begin_id": self.cls, "end_id": self.sep}
         options = {"languages": self.config.languages, "length": self.config.max_length}
         return [translation_row(*pair, **ends, **options) for pair in zip(sources, targets)]
+
+
+class TranslationModelling(TextTask, config=TranslationModellingConfig):
+    """Translation language modelling, with metrics over the masked tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy. The model has an embedding for
+    at least the two languages.
+    """
+
+    def __init__(self, config: TranslationModellingConfig, tokenizer: Tokenizer):
+        languages = {"num_languages": max(config.languages) + 1}
+        super().__init__(
+            config,
+            tokenizer,
+            rows=JoinedTranslations(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder", MaskedConfig(), tokenizer, config.max_length, tables=languages
+            ),
+            metrics=TokenPredictions(),
+        )
 
 
 GENERATOR = "generator"
@@ -238,16 +235,13 @@ class GeneratorAndModel(nn.Module):
         return ElectraOutput(loss, masked.loss, ids, output.logits, is_replaced, logits.argmax(-1))
 
 
-class Electra(MaskedDocuments, config=ElectraConfig):
-    """Replaced-token detection; loss is the training loss.
+class ReplacedTokens(ModelLoss):
+    """The loss of both models, which `GeneratorAndModel` adds; the generator is trained and saved too."""
 
-    Metrics of the generator: perplexity and accuracy over the masked tokens. Metrics of the model:
-    detection_loss (nats per token) and accuracy over all tokens, and recall and precision of replaced tokens.
-    """
+    plain = False
 
-    config: ElectraConfig
-    sums = 9
-    head: HeadConfig = DetectConfig()
+    def __init__(self, config: ElectraConfig):
+        self.config = config
 
     def training_module(self, model: Transformer, run: Path | None = None) -> GeneratorAndModel:
         """Return the model with its generator."""
@@ -263,6 +257,19 @@ class Electra(MaskedDocuments, config=ElectraConfig):
         """Return the generator."""
         assert isinstance(module, GeneratorAndModel)
         return {GENERATOR: module.generator}
+
+
+class Detection(Metrics):
+    """The metrics of both models; loss is the training loss.
+
+    Of the generator: perplexity and accuracy over the masked tokens. Of the model: detection_loss (nats per
+    token) and accuracy over all tokens, and recall and precision of replaced tokens.
+    """
+
+    sums = 9
+
+    def __init__(self, detection_weight: float):
+        self.detection_weight = detection_weight
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return sums of both models.
@@ -289,12 +296,12 @@ class Electra(MaskedDocuments, config=ElectraConfig):
             device=tokens.device,
         )
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         masked_nats, predicted, masked, nats, correct, tokens, true_positive, positive, actual = totals
         generator_loss, detection_loss = masked_nats / max(masked, 1), nats / max(tokens, 1)
         return {
-            "loss": generator_loss + self.config.detection_weight * detection_loss,
+            "loss": generator_loss + self.detection_weight * detection_loss,
             "generator_perplexity": exp(generator_loss),
             "generator_accuracy": predicted / max(masked, 1),
             "detection_loss": detection_loss,
@@ -302,6 +309,22 @@ class Electra(MaskedDocuments, config=ElectraConfig):
             "recall": true_positive / max(actual, 1),
             "precision": true_positive / max(positive, 1),
         }
+
+
+class Electra(TextTask, config=ElectraConfig):
+    """Replaced-token detection, measured by `Detection`."""
+
+    def __init__(self, config: ElectraConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=MaskedDocuments(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder", DetectConfig(), tokenizer, config.row_length, packs_documents=config.packed
+            ),
+            objective=ReplacedTokens(config),
+            metrics=Detection(config.detection_weight),
+        )
 
 
 def generator_config(model: ModelConfig, size: float) -> ModelConfig:

@@ -38,15 +38,18 @@ from polyformer.data.rows.answers import (
     windows,
 )
 from polyformer.data.rows.batching import Batch, Row
-from polyformer.nn.heads import ChooseConfig, HeadConfig, SpanConfig
-from polyformer.training.tasks.base import Rows
+from polyformer.nn.heads import ChooseConfig, SpanConfig
+from polyformer.training.tasks.base import Metrics, Rows
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.labels import PairEncoder
 from polyformer.training.tasks.text import (
-    EncoderTask,
+    TextArchitecture,
+    TextRows,
+    TextTask,
     TextTaskConfig,
     batched,
     prediction_totals,
+    row_marks,
     stacked,
     too_long,
 )
@@ -88,17 +91,14 @@ class QuestionAnsweringConfig(TextTaskConfig):
                 yield last
 
 
-class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
-    """Extractive question answering, with metrics: loss (nats per end of an answer) and accuracy.
-
-    accuracy is the fraction of windows with both ends correct; `finish` adds exact_match and f1 of the
-    answers, in percent as in SQuAD's script.
-    """
+class QuestionWindows(TextRows):
+    """Rows of the windows of a context next to their question, labelled by the ends of the answer."""
 
     config: QuestionAnsweringConfig
-    command = "answer"
-    sums, token_types = 4, 2
-    head: HeadConfig = SpanConfig()
+
+    def __init__(self, config: QuestionAnsweringConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.cls, self.sep = row_marks(tokenizer)
 
     def encode(self, rows: Sequence[Row]) -> list[tuple[list[Window], Offsets]]:
         """Return the windows of every context, and the character offsets of its tokens."""
@@ -142,6 +142,12 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
             )
         return answer_tokens(offsets, start, stop)
 
+
+class AnswerEnds(Metrics):
+    """The metrics loss (nats per end of an answer) and accuracy, of windows with both ends correct."""
+
+    sums = 4
+
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, ends of answers, correct windows, windows."""
         output, labels = model(**batch), batch["labels"]
@@ -149,10 +155,32 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
         correct = (output.logits.argmax(1) == labels).all(-1).sum()
         return stacked(output.loss.double() * ends, ends, correct, len(labels), device=labels.device)
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return loss and accuracy."""
         nats, ends, correct, count = totals
         return {"loss": nats / max(ends, 1), "accuracy": correct / max(count, 1)}
+
+
+class QuestionAnswering(TextTask, config=QuestionAnsweringConfig):
+    """Extractive question answering, measured by `AnswerEnds`.
+
+    `finish` adds exact_match and f1 of the answers, in percent as in SQuAD's script.
+    """
+
+    config: QuestionAnsweringConfig
+    rows: QuestionWindows
+    command = "answer"
+
+    def __init__(self, config: QuestionAnsweringConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=QuestionWindows(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder", SpanConfig(), tokenizer, config.max_length, tables={"type_vocab_size": 2}
+            ),
+            metrics=AnswerEnds(),
+        )
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return exact_match and f1, means over the questions."""
@@ -171,7 +199,7 @@ class QuestionAnswering(EncoderTask, config=QuestionAnsweringConfig):
 
     def answer(self, model: nn.Module, rows: Sequence[Row]) -> list[str]:
         """Return the answer to the question of each row, a span of its context; empty without an answer."""
-        return answers(model, rows, self.encode(rows), self.config, self.collate)
+        return answers(model, rows, self.rows.encode(rows), self.config, self.rows.collate)
 
 
 @torch.no_grad()
@@ -230,24 +258,15 @@ class MultipleChoiceConfig(TextTaskConfig):
             yield from row["choices"]
 
 
-class MultipleChoice(EncoderTask, config=MultipleChoiceConfig):
-    """Multiple choice, with metrics: loss (nats per question), accuracy, and majority.
-
-    majority is the accuracy of always selecting the most frequent position of the right choice in these data.
-    """
+class QuestionsWithChoices(TextRows):
+    """Rows of a question: each choice joined to the text, and the position of the right choice."""
 
     config: MultipleChoiceConfig
-    best = "accuracy"
-    direction = "max"
-    head: HeadConfig = ChooseConfig()
-    command = "choose"
-    sums = 3
 
     def __init__(self, config: MultipleChoiceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.collate = CollateChoices(self.collate.pad_id)
-        self.joining = PairEncoder(tokenizer, self.cls, self.sep, config.max_length)
-        self.token_types = self.joining.token_types
+        self.joining = PairEncoder(tokenizer, *row_marks(tokenizer), config.max_length)
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Return questions with their choices, `pack_choices`, and note the number of truncated rows."""
@@ -290,18 +309,51 @@ class MultipleChoice(EncoderTask, config=MultipleChoiceConfig):
         places = Counter(self._places(rows))
         return {"majority": max(places.values(), default=0) / max(len(rows), 1)}
 
+
+class RightChoices(Metrics):
+    """The metrics loss (nats per question), accuracy, and majority.
+
+    majority is the accuracy of always selecting the most frequent position of the right choice in these data.
+    """
+
+    best = "accuracy"
+    direction = "max"
+    sums = 3
+
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, the number of correct answers, and of questions."""
         return prediction_totals(model(**batch), batch["labels"])
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         nats, correct, number = totals
         return {"loss": nats / max(number, 1), "accuracy": correct / max(number, 1), **counts}
 
+
+class MultipleChoice(TextTask, config=MultipleChoiceConfig):
+    """Multiple choice, measured by `RightChoices`."""
+
+    config: MultipleChoiceConfig
+    rows: QuestionsWithChoices
+    command = "choose"
+
+    def __init__(self, config: MultipleChoiceConfig, tokenizer: Tokenizer):
+        rows = QuestionsWithChoices(config, tokenizer)
+        types = {"type_vocab_size": rows.joining.token_types}
+        super().__init__(
+            config,
+            tokenizer,
+            rows=rows,
+            architecture=TextArchitecture(
+                "encoder", ChooseConfig(), tokenizer, config.max_length, tables=types
+            ),
+            metrics=RightChoices(),
+        )
+
     def choose(self, model: nn.Module, questions: Sequence[Mapping[str, Any]]) -> list[list[float]]:
         """Return the probability of each choice for every {text, choices}."""
-        return choice_probabilities(model, self.encode(questions), self.collate.pad_id, self.batch_tokens)
+        encoded = self.rows.encode(questions)
+        return choice_probabilities(model, encoded, self.rows.collate.pad_id, self.batch_tokens)
 
 
 class CollateChoices(Collate):

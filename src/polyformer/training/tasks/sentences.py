@@ -17,6 +17,7 @@ long tokens. Ainslie et al. 2020, section 3.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -31,15 +32,24 @@ from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share, Wording
 from polyformer.data import MaskingConfig, Tokenizer, mask_tokens
-from polyformer.data.rows.batching import Batch, Corrupt, Row
+from polyformer.data.rows.batching import Batch, Row
 from polyformer.data.rows.pairs import Pair, next_sentence_pairs, pair_row, sentence_order_pairs
 from polyformer.data.rows.structured import documents_of, split_sentences, structured
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput
-from polyformer.nn.heads import HeadConfig, MaskedConfig, PretrainingConfig
+from polyformer.nn.heads import MaskedConfig, PretrainingConfig
 from polyformer.training.objectives import contrastive_loss, hide_sentences, pairs_of
-from polyformer.training.tasks.masked import MaskingTask
-from polyformer.training.tasks.text import TextTask, TextTaskConfig, exp, required, stacked
+from polyformer.training.tasks.base import Metrics, ModelLoss, label_count
+from polyformer.training.tasks.masked import MaskedRows
+from polyformer.training.tasks.text import (
+    TextArchitecture,
+    TextRows,
+    TextTask,
+    TextTaskConfig,
+    exp,
+    required,
+    stacked,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,16 +86,10 @@ class SentenceOrderConfig(SentencePairsConfig):
     make = staticmethod(sentence_order_pairs)
 
 
-class SentencePairs(MaskingTask, config=SentencePairsConfig):
-    """Sentence-pair pre-training, with metrics of masked tokens and of pairs.
-
-    They are perplexity and accuracy of masked tokens, sentence_loss (nats per pair) and sentence_accuracy;
-    loss is the training loss, the sum of both losses.
-    """
+class MaskedPairs(MaskedRows):
+    """Rows of two segments with masked tokens, and the label of their relation."""
 
     config: SentencePairsConfig
-    sums, token_types = 6, 2
-    head: HeadConfig = PretrainingConfig()
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return pairs, drawn `draws` times from every document."""
@@ -109,11 +113,21 @@ class SentencePairs(MaskingTask, config=SentencePairsConfig):
         spaced = [f" {sentence}" if i else sentence for i, sentence in enumerate(split_sentences(text))]
         return self.tokenizer.encode_batch(spaced)
 
+
+class TokensAndPairs(Metrics):
+    """The metrics of masked tokens and of pairs.
+
+    They are perplexity and accuracy of masked tokens, sentence_loss (nats per pair) and sentence_accuracy;
+    loss is the training loss, the sum of both losses.
+    """
+
+    sums = 6
+
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, correct predictions and number of masked tokens, then of pairs."""
         output, labels, pair_labels = model(**batch), batch["labels"], batch["sentence_labels"]
         logits, pair_logits = output.predictions()
-        tokens, pairs = self.weight(batch), len(pair_labels)
+        tokens, pairs = label_count(batch), len(pair_labels)
         pair_nats = F.cross_entropy(pair_logits.double(), pair_labels, reduction="sum")
         return stacked(
             (output.loss.double() - pair_nats / pairs) * tokens,
@@ -125,7 +139,7 @@ class SentencePairs(MaskingTask, config=SentencePairsConfig):
             device=labels.device,
         )
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         nats, correct, tokens, pair_nats, correct_pairs, pairs = totals
         masked_loss, sentence_loss = nats / max(tokens, 1), pair_nats / max(pairs, 1)
@@ -136,6 +150,21 @@ class SentencePairs(MaskingTask, config=SentencePairsConfig):
             "sentence_loss": sentence_loss,
             "sentence_accuracy": correct_pairs / max(pairs, 1),
         }
+
+
+class SentencePairs(TextTask, config=SentencePairsConfig):
+    """Sentence-pair pre-training, measured by `TokensAndPairs`."""
+
+    def __init__(self, config: SentencePairsConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=MaskedPairs(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder", PretrainingConfig(), tokenizer, config.row_length, tables={"type_vocab_size": 2}
+            ),
+            metrics=TokensAndPairs(),
+        )
 
 
 ProperShare = Annotated[float, Interval(gt=0, lt=1), Wording("a share")]
@@ -162,22 +191,16 @@ class ContrastiveModellingConfig(TextTaskConfig):
         return "row_length + global_tokens", self.row_length + self.global_tokens
 
 
-class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
-    """Contrastive predictive coding, with the metrics of masked language modelling and the contrastive loss.
-
-    contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
-    sentences in a batch; `loss` is the training loss.
-    """
+class MaskedSentences(TextRows):
+    """Rows of global and long tokens, with masked tokens and copies of masked sentences."""
 
     config: ContrastiveModellingConfig
-    stacks = "encoder"
     corrupts_held_out = True
-    sums = 6
-    head: HeadConfig = MaskedConfig()
 
     def __init__(self, config: ContrastiveModellingConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.cls, self.mask = required(tokenizer.cls_id, "<cls>"), required(tokenizer.mask_id, "<mask>")
+        self.corrupt = self.mask_sentences
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows of global and long tokens of whole sentences."""
@@ -189,12 +212,8 @@ class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
             prepared += [structured(each, global_id=self.cls, global_tokens=count) for each in documents]
         return prepared
 
-    @property
-    def corrupt(self) -> Corrupt:
-        """Return a function that masks whole sentences, and tokens of the others."""
-        return self._mask
-
-    def _mask(self, row: Row, generator: np.random.Generator) -> Row:
+    def mask_sentences(self, row: Row, generator: np.random.Generator) -> Row:
+        """Mask whole sentences of a row, and tokens of the others."""
         is_long = row["token_type_ids"] == 1
         ids, numbers = row["input_ids"][is_long], row["segment_ids"][is_long]
         sentences = [ids[numbers == number] for number in range(numbers[-1] + 1)]
@@ -219,64 +238,66 @@ class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
         )
         return masked
 
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with this task's number of global tokens in its pattern and position scheme."""
-        config = super().adapt(config)
-        assert config.encoder is not None
-        attention = config.encoder.attention
-        mechanism, position = attention.mechanism, config.encoder.position
-        if not isinstance(mechanism, SoftmaxConfig) or not isinstance(mechanism.pattern, ETC):
-            raise InputError("model: this task needs the pattern ETC; use etc-base, or attention=ETC(...)")
-        count = {"global_tokens": self.config.global_tokens}
-        mechanism = dataclasses.replace(mechanism, pattern=dataclasses.replace(mechanism.pattern, **count))
-        if isinstance(position, EtcLabelsConfig):
-            position = dataclasses.replace(position, **count)
-        attention = dataclasses.replace(attention, mechanism=mechanism)
-        encoder = dataclasses.replace(config.encoder, attention=attention, position=position)
-        return dataclasses.replace(config, encoder=encoder)
 
-    @property
-    def positions(self) -> int:
-        """Return the number of global and long tokens."""
-        return self.config.global_tokens + self.config.row_length
+class TokensAndSentences(ModelLoss):
+    """The loss (1 - w) * masked language modelling + w * contrastive, from one pass over the rows."""
+
+    plain = False
+
+    def __init__(self, weight: float, temperature: float):
+        self.contrastive_weight, self.temperature = weight, temperature
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return (1 - w) * masked language modelling + w * contrastive."""
-        output, predicted, encoded = self._run(model, batch)
+        """Return the weighted sum of both losses."""
+        output, predicted, encoded = self.run(model, batch)
         assert output.loss is not None
-        weight = self.config.contrastive_weight
-        return (1 - weight) * output.loss + weight * self._contrastive(predicted, encoded)
+        weight = self.contrastive_weight
+        return (1 - weight) * output.loss + weight * self.contrastive(predicted, encoded)
 
-    def _run(self, model: nn.Module, batch: Batch) -> tuple[ModelOutput, Tensor, Tensor]:
+    def run(self, model: nn.Module, batch: Batch) -> tuple[ModelOutput, Tensor, Tensor]:
         """Return the output, and vectors [pairs, D] of masked sentences: of their context, of themselves."""
         output = model(**{name: tensor for name, tensor in batch.items() if name != "pair_ids"})
         return output, *pairs_of(output.last_hidden_state, batch["pair_ids"])
 
-    def _contrastive(self, predicted: Tensor, encoded: Tensor) -> Tensor:
-        return contrastive_loss(predicted, encoded, temperature=self.config.temperature)
+    def contrastive(self, predicted: Tensor, encoded: Tensor) -> Tensor:
+        """Return the contrastive loss of the vectors of masked sentences [pairs, D]."""
+        return contrastive_loss(predicted, encoded, temperature=self.temperature)
+
+
+class ContrastiveMetrics(Metrics):
+    """The metrics of masked language modelling and the contrastive loss; `loss` is the training loss.
+
+    contrastive_loss (nats per masked sentence) and contrastive_accuracy depend on the number of masked
+    sentences in a batch.
+    """
+
+    sums = 6
+
+    def __init__(self, objective: TokensAndSentences):
+        self.objective = objective
 
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss, correct predictions and number of masked tokens, then of sentences."""
-        output, predicted, encoded = self._run(model, batch)
+        output, predicted, encoded = self.objective.run(model, batch)
         assert output.loss is not None
-        labels, tokens, pairs = batch["labels"], self.weight(batch), len(predicted)
+        labels, tokens, pairs = batch["labels"], label_count(batch), len(predicted)
         diagonal = torch.arange(pairs, device=predicted.device)
         nearest = (predicted @ encoded.T).argmax(-1) if pairs else diagonal
         return stacked(
             output.loss.double() * tokens,
             (output.logits.argmax(-1) == labels).sum(),
             tokens,
-            self._contrastive(predicted, encoded).double() * pairs,
+            self.objective.contrastive(predicted, encoded).double() * pairs,
             (nearest == diagonal).sum(),
             pairs,
             device=labels.device,
         )
 
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         nats, correct, tokens, pair_nats, correct_pairs, pairs = totals
         masked_loss, contrastive = nats / max(tokens, 1), pair_nats / max(pairs, 1)
-        weight = self.config.contrastive_weight
+        weight = self.objective.contrastive_weight
         return {
             "loss": (1 - weight) * masked_loss + weight * contrastive,
             "perplexity": exp(masked_loss),
@@ -284,3 +305,39 @@ class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
             "contrastive_loss": contrastive,
             "contrastive_accuracy": correct_pairs / max(pairs, 1),
         }
+
+
+def with_global_tokens(config: ModelConfig, count: int) -> ModelConfig:
+    """Return `config` with a number of global tokens in its pattern, which is ETC, and position scheme."""
+    assert config.encoder is not None
+    attention = config.encoder.attention
+    mechanism, position = attention.mechanism, config.encoder.position
+    if not isinstance(mechanism, SoftmaxConfig) or not isinstance(mechanism.pattern, ETC):
+        raise InputError("model: this task needs the pattern ETC; use etc-base, or attention=ETC(...)")
+    pattern = dataclasses.replace(mechanism.pattern, global_tokens=count)
+    attention = dataclasses.replace(attention, mechanism=dataclasses.replace(mechanism, pattern=pattern))
+    if isinstance(position, EtcLabelsConfig):
+        position = dataclasses.replace(position, global_tokens=count)
+    encoder = dataclasses.replace(config.encoder, attention=attention, position=position)
+    return dataclasses.replace(config, encoder=encoder)
+
+
+class ContrastiveModelling(TextTask, config=ContrastiveModellingConfig):
+    """Contrastive predictive coding, measured by `ContrastiveMetrics`."""
+
+    def __init__(self, config: ContrastiveModellingConfig, tokenizer: Tokenizer):
+        objective = TokensAndSentences(config.contrastive_weight, config.temperature)
+        super().__init__(
+            config,
+            tokenizer,
+            rows=MaskedSentences(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder",
+                MaskedConfig(),
+                tokenizer,
+                config.global_tokens + config.row_length,
+                change=partial(with_global_tokens, count=config.global_tokens),
+            ),
+            objective=objective,
+            metrics=ContrastiveMetrics(objective),
+        )

@@ -3,7 +3,6 @@
     kind        model             reads                          writes
     translate   encoder-decoder   source <eos>                   target <eos>
     summarize   encoder-decoder   the first tokens of a source   a short target <eos>
-    extract     encoder           <cls> sentence <sep> ...       the sentences with the highest scores
 
 The decoder starts from <bos>, or from <pad> if the tokenizer has none (T5). Batches contain pairs of similar
 length, by token count.
@@ -15,49 +14,39 @@ source: an attention pattern (`model.encoder.attention Window(64) | Global(1)`) 
 cheap. With `by_sentence` it reads <cls> sentence <sep> for each sentence that fits, with token types 0 and 1
 in turn: Liu and Lapata 2019 (BertSum), section 3.1. Liu et al. 2018; ROUGE by Lin 2004; the baseline of the
 first three sentences, which is hard to beat, See et al. 2017, section 6.
-
-**extract**: the encoder scores a sentence at its <cls>. Token types alternate between 0 and 1 from sentence
-to sentence. The labels of training are the sentences that a greedy search adds, one after the other, while
-ROUGE-1 plus ROUGE-2 with the reference rises. A summary has the sentences with the highest scores, in the
-order of the text, without a sentence that shares three words in a row with a better one. Liu 2019 (BertSum),
-sections 2 and 3.3. Deviation: the score is the paper's simple classifier, a linear layer; its further
-Transformer layers over the vectors of sentences are missing.
 """
 
 import abc
 import dataclasses
-import itertools
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from annotated_types import Ge
 from torch import nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import IGNORED
-from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
-from polyformer.data.formats.questions_and_summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
+from polyformer.data.formats.questions_and_summaries import lead, rouge, scorer
 from polyformer.data.rows.batching import Row
 from polyformer.data.rows.structured import sentence_row
 from polyformer.models.architectures import Transformer
-from polyformer.models.config import ModelConfig
 from polyformer.models.generation import BeamConfig, GenerationConfig
-from polyformer.nn.heads import HeadConfig, LanguageModelConfig, TagConfig
+from polyformer.nn.heads import LanguageModelConfig
 from polyformer.training.tasks.base import Rows
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.text import (
-    EncoderTask,
+    Perplexity,
+    TextArchitecture,
+    TextRows,
     TextTask,
     TextTaskConfig,
     required,
+    row_marks,
     starting_from_pad,
     too_long,
-    with_tables,
 )
 
 
@@ -73,37 +62,18 @@ class SequenceToSequenceConfig(TextTaskConfig):
     length_option: ClassVar[str] = "max_length"
 
 
-class SequenceToSequence(TextTask):
-    """A sequence-to-sequence task, with metrics: loss (nats per target token) and perplexity."""
+class SourcesAndTargets(TextRows):
+    """Rows of a source that the encoder reads and the target that the decoder generates, each with <eos>."""
 
     config: Any
-    command = "translate"
-    stacks = "encoder-decoder"
-    head: HeadConfig = LanguageModelConfig(label_smoothing=0.1)
 
     def __init__(self, config: SequenceToSequenceConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.eos = required(tokenizer.eos_id, "<eos>")
 
-    def adapt(self, config: Any) -> ModelConfig:
-        """Return the config as for other text tasks; the decoder starts from <pad> if there is no <bos>."""
-        return starting_from_pad(super().adapt(config))
-
     @abc.abstractmethod
     def max_generated(self, width: int) -> int:
         """Return the maximum number of generated tokens for sources of at most `width` tokens."""
-
-    def generation_settings(self) -> dict[str, Any]:
-        """Return the settings of `translate` as in generation_config.json, for an exported model.
-
-        The format lacks the normalization "gnmt" of beams: transformers divides by a power of the length.
-        """
-        settings: dict[str, Any] = {"max_new_tokens": self.max_generated(self.config.max_length)}
-        beam: BeamConfig = self.config.beam
-        if beam.num_beams > 1:
-            names = "num_beams", "length_penalty", "early_stopping"
-            settings |= {name: getattr(beam, name) for name in names}
-        return settings
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text and <eos>."""
@@ -123,28 +93,9 @@ class SequenceToSequence(TextTask):
         targets = self.encode_targets([row["target"] for row in rows])
         return [{**source, "labels": target} for source, target in zip(sources, targets)]
 
-    def translated(self, model: Transformer, texts: Sequence[str], workers: Workers) -> list[str]:
-        """Return `translate` of all texts, computed in shares by the processes."""
-        return workers.each(partial(self.translate, model), texts)
 
-    def translate(
-        self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
-    ) -> list[str]:
-        """Return the generated text for each text, by beam search, in batches of texts of similar length."""
-        search: BeamConfig = beam or self.config.beam
-        sources = self.source_rows(texts)
-        outputs = [""] * len(texts)
-        for numbers, batch in self.batched(model, sources, self.batch_tokens // search.num_beams):
-            ids, mask, others = batch.pop("input_ids"), batch.pop("attention_mask"), dict[str, Any](batch)
-            config = GenerationConfig(max_new_tokens=self.max_generated(ids.shape[1]), beam=search)
-            generated = model.generate(ids, mask, config, **others)
-            for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
-                outputs[number] = text.strip()
-        return outputs
-
-
-class TruncatingSequenceToSequence(SequenceToSequence):
-    """A task that truncates sources to `max_length` tokens, and targets to those of `target_option`."""
+class TruncatedTexts(SourcesAndTargets):
+    """Rows with sources truncated to `max_length` tokens, and targets to those of `target_option`."""
 
     target_option: ClassVar[str] = "max_target"
 
@@ -162,6 +113,60 @@ class TruncatingSequenceToSequence(SequenceToSequence):
         return [ids[: self.max_generated(0)] for ids in super().encode_targets(texts)]
 
 
+class SequenceToSequence(TextTask):
+    """A sequence-to-sequence task, with metrics: loss (nats per target token) and perplexity."""
+
+    config: Any
+    rows: SourcesAndTargets
+    command = "translate"
+
+    def generation_settings(self) -> dict[str, Any]:
+        """Return the settings of `translate` as in generation_config.json, for an exported model.
+
+        The format lacks the normalization "gnmt" of beams: transformers divides by a power of the length.
+        """
+        settings: dict[str, Any] = {"max_new_tokens": self.rows.max_generated(self.config.max_length)}
+        beam: BeamConfig = self.config.beam
+        if beam.num_beams > 1:
+            names = "num_beams", "length_penalty", "early_stopping"
+            settings |= {name: getattr(beam, name) for name in names}
+        return settings
+
+    def translated(self, model: Transformer, texts: Sequence[str], workers: Workers) -> list[str]:
+        """Return `translate` of all texts, computed in shares by the processes."""
+        return workers.each(partial(self.translate, model), texts)
+
+    def translate(
+        self, model: Transformer, texts: Sequence[str], beam: BeamConfig | None = None
+    ) -> list[str]:
+        """Return the generated text for each text, by beam search, in batches of texts of similar length."""
+        search: BeamConfig = beam or self.config.beam
+        sources = self.rows.source_rows(texts)
+        outputs = [""] * len(texts)
+        for numbers, batch in self.rows.batched(model, sources, self.batch_tokens // search.num_beams):
+            ids, mask, others = batch.pop("input_ids"), batch.pop("attention_mask"), dict[str, Any](batch)
+            limit = self.rows.max_generated(ids.shape[1])
+            config = GenerationConfig(max_new_tokens=limit, beam=search)
+            generated = model.generate(ids, mask, config, **others)
+            for number, text in zip(numbers, generated.texts(self.tokenizer.decode)):
+                outputs[number] = text.strip()
+        return outputs
+
+
+def seq2seq_architecture(
+    tokenizer: Tokenizer, positions: int, label_smoothing: float = 0.1, token_types: int = 0
+) -> TextArchitecture:
+    """Return an encoder and a decoder, which starts from <pad> if the tokenizer has no <bos>."""
+    return TextArchitecture(
+        "encoder-decoder",
+        LanguageModelConfig(label_smoothing=label_smoothing),
+        tokenizer,
+        positions,
+        tables={"type_vocab_size": token_types},
+        change=starting_from_pad,
+    )
+
+
 EXTRA_TOKENS = (
     50  # maximum tokens of a translation beyond its source length (Vaswani et al. 2017, section 6.1)
 )
@@ -177,18 +182,10 @@ class TranslationConfig(SequenceToSequenceConfig):
     paper: ClassVar[str] = "Vaswani et al. 2017"
 
 
-class Translation(SequenceToSequence, config=TranslationConfig):
-    """Translation, with metrics: loss (nats per target token) and perplexity.
-
-    `finish` adds bleu, sacrebleu's BLEU of beam search on plain text (0 to 100, its default tokenization).
-    """
+class Translations(SourcesAndTargets):
+    """Rows of a text and its translation."""
 
     config: TranslationConfig
-
-    @property
-    def positions(self) -> int:
-        """Return the length of the longest generated target: `max_length` + `EXTRA_TOKENS`."""
-        return self.config.max_length + EXTRA_TOKENS
 
     def max_generated(self, width: int) -> int:
         """Return `EXTRA_TOKENS` tokens more than the longest source of a batch."""
@@ -204,6 +201,24 @@ class Translation(SequenceToSequence, config=TranslationConfig):
             name = f"pair {longest + 1} ({quote(rows[longest]['source'])})"
             raise too_long(name, lengths[longest], limit, "drop")
         return [row for row, length in zip(prepared, lengths) if length <= limit]
+
+
+class Translation(SequenceToSequence, config=TranslationConfig):
+    """Translation, with metrics: loss (nats per target token) and perplexity.
+
+    `finish` adds bleu, sacrebleu's BLEU of beam search on plain text (0 to 100, its default tokenization).
+    """
+
+    config: TranslationConfig
+
+    def __init__(self, config: TranslationConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=Translations(config, tokenizer),
+            architecture=seq2seq_architecture(tokenizer, config.max_length + EXTRA_TOKENS),
+            metrics=Perplexity(),
+        )
 
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return bleu of the translations of `rows`."""
@@ -234,12 +249,8 @@ class SummarizationConfig(SequenceToSequenceConfig):
             )
 
 
-class Summarization(TruncatingSequenceToSequence, config=SummarizationConfig):
-    """Summarization, with metrics: loss (nats per target token) and perplexity.
-
-    `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
-    sentences of the sources.
-    """
+class Summaries(TruncatedTexts):
+    """Rows of a text and its summary; with `by_sentence` the text is read by sentences."""
 
     config: SummarizationConfig
     target_option = "max_summary"
@@ -248,12 +259,7 @@ class Summarization(TruncatingSequenceToSequence, config=SummarizationConfig):
         super().__init__(config, tokenizer)
         scorer()  # raises now if it is missing, instead of at the end of training
         if config.by_sentence:
-            required(tokenizer.cls_id, "<cls>")
-            required(tokenizer.sep_id, "<sep>")
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config as for other tasks, with two token types if they mark sentences."""
-        return with_tables(super().adapt(config), type_vocab_size=2 if self.config.by_sentence else 0)
+            row_marks(tokenizer)
 
     def source_rows(self, texts: Sequence[str]) -> list[Row]:
         """Return the tokens of each text, or of its sentences with their token types."""
@@ -280,6 +286,27 @@ class Summarization(TruncatingSequenceToSequence, config=SummarizationConfig):
                 self.notes.append(f"{cut} of {len(rows)} {name} are cut to {limit} tokens")
         return prepared
 
+
+class Summarization(SequenceToSequence, config=SummarizationConfig):
+    """Summarization, with metrics: loss (nats per target token) and perplexity.
+
+    `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of beam search, and lead3_... of the first three
+    sentences of the sources.
+    """
+
+    config: SummarizationConfig
+    rows: Summaries
+
+    def __init__(self, config: SummarizationConfig, tokenizer: Tokenizer):
+        types = 2 if config.by_sentence else 0
+        super().__init__(
+            config,
+            tokenizer,
+            rows=Summaries(config, tokenizer),
+            architecture=seq2seq_architecture(tokenizer, config.max_length, token_types=types),
+            metrics=Perplexity(),
+        )
+
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return ROUGE of the summaries of `rows`, and of the first three sentences of each source."""
         assert isinstance(model, Transformer)
@@ -288,129 +315,3 @@ class Summarization(TruncatingSequenceToSequence, config=SummarizationConfig):
         scores = rouge(self.translated(model, [pair["source"] for pair in pairs], workers), targets)
         first = rouge([lead(pair["source"]) for pair in pairs], targets)
         return {**scores, **{f"lead3_{name}": value for name, value in first.items()}}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExtractConfig(TextTaskConfig):
-    """Extractive summarization: choose the sentences that summarize a text."""
-
-    max_length: int = 512  # tokens of a text; sentences that do not fit are left out
-    sentences: PositiveInt = 3  # of a summary
-
-    needs: ClassVar[tuple[str, ...]] = ("source", "target")
-    text_columns: ClassVar[tuple[str, ...]] = ("source",)
-    length_option: ClassVar[str] = "max_length"
-    shortest: ClassVar[int] = 3
-    kind: ClassVar[str] = "extract"
-    paper: ClassVar[str] = "Liu 2019 (BertSum), section 2"
-
-
-class Extraction(EncoderTask, config=ExtractConfig):
-    """Extractive summarization, with the metric loss: nats per sentence.
-
-    `finish` adds rouge1, rouge2 and rougeL (F1, 0 to 100) of the chosen sentences, lead3_... of the first
-    three sentences, and oracle_... of the labels.
-    """
-
-    config: ExtractConfig
-    head: HeadConfig = TagConfig(num_labels=2)
-
-    def __init__(self, config: ExtractConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        scorer()  # raises now if it is missing, instead of at the end of training
-
-    def adapt(self, config: ModelConfig) -> ModelConfig:
-        """Return the config with two token types and a score for every token."""
-        return dataclasses.replace(with_tables(super().adapt(config), type_vocab_size=2), head=self.head)
-
-    def read(self, text: str) -> tuple[list[str], Row]:
-        """Return the sentences that fit, and their token ids and types; a long first sentence is cut."""
-        return sentence_row(self.tokenizer, text, self.config.max_length)
-
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Return texts with a label at the <cls> of every sentence: whether it belongs to the summary."""
-        prepared = []
-        for row in rows:
-            sentences, read = self.read(row["source"])
-            chosen = {*oracle(sentences, row["target"], self.config.sentences)}
-            labels, number = [], itertools.count()
-            for token in read["input_ids"]:
-                labels.append(int(next(number) in chosen) if token == self.cls else IGNORED)
-            if sentences:
-                prepared.append({**read, "labels": labels})
-        return prepared
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return loss."""
-        return {"loss": totals[0] / max(totals[1], 1)}
-
-    @torch.no_grad()
-    def extract(self, model: nn.Module, texts: Sequence[str]) -> list[str]:
-        """Return the summary of every text; empty for a text without a sentence."""
-        readings = [self.read(text) for text in texts]
-        summaries = [""] * len(texts)
-        real = [number for number, (sentences, _) in enumerate(readings) if sentences]
-        for numbers, batch in self.batched(model, [readings[number][1] for number in real]):
-            logits = model(**batch).logits
-            scores = logits[..., 1] - logits[..., 0]
-            for row, number in enumerate(numbers):
-                sentences = readings[real[number]][0]
-                values = scores[row][batch["input_ids"][row] == self.cls][: len(sentences)]
-                best = values.argsort(descending=True, stable=True).tolist()
-                summaries[real[number]] = " ".join(distinct(sentences, best, self.config.sentences))
-        return summaries
-
-    def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
-        """Return ROUGE of the chosen sentences, of the first three, and of the labels."""
-        pairs = list(rows)
-        sources, targets = ([pair[name] for pair in pairs] for name in ("source", "target"))
-        texts = {
-            "": workers.each(lambda part: self.extract(model, part), sources),
-            "lead3_": [lead(source) for source in sources],
-            "oracle_": [self._oracle(pair["source"], pair["target"]) for pair in pairs],
-        }
-        return {
-            f"{prefix}{name}": value
-            for prefix, summaries in texts.items()
-            for name, value in rouge(summaries, targets).items()
-        }
-
-    def _oracle(self, source: str, target: str) -> str:
-        sentences, _ = self.read(source)
-        return " ".join(
-            sentences[number] for number in sorted(oracle(sentences, target, self.config.sentences))
-        )
-
-
-def oracle(sentences: Sequence[str], target: str, limit: int) -> list[int]:
-    """Return the numbers of at most `limit` sentences; each increases ROUGE-1 plus ROUGE-2 the most."""
-    scoring = scorer("rouge1", "rouge2")
-    chosen: list[int] = []
-    best = 0.0
-
-    def value(numbers: Sequence[int]) -> float:
-        text = " ".join(sentences[number] for number in sorted(numbers)).replace(UNKNOWN, " ")
-        return sum(score.fmeasure for score in scoring.score(target.replace(UNKNOWN, " "), text).values())
-
-    while len(chosen) < min(limit, len(sentences)):
-        others = [number for number in range(len(sentences)) if number not in chosen]
-        values = {number: value([*chosen, number]) for number in others}
-        candidate = max(others, key=values.__getitem__)
-        if values[candidate] <= best:
-            break
-        chosen.append(candidate)
-        best = values[candidate]
-    return chosen
-
-
-def distinct(sentences: Sequence[str], best: Sequence[int], limit: int) -> list[str]:
-    """Return the first `limit` sentences in the order of `best` that share no three words, in text order."""
-    chosen: list[int] = []
-    seen: set[tuple[str, ...]] = set()
-    for number in best:
-        words = RougeTokenizer().tokenize(sentences[number])
-        triples = {*zip(words, words[1:], words[2:])}
-        if not triples & seen and len(chosen) < limit:
-            chosen.append(number)
-            seen |= triples
-    return [sentences[number] for number in sorted(chosen)]

@@ -1,4 +1,4 @@
-"""Text tasks: texts for the tokenizer, rows of token ids, batches, sums, and the vocabulary of the model.
+"""The parts of tasks of texts: rows of token ids, the architecture of a model of texts, and metrics.
 
     loss = nats / labels     perplexity = exp(loss)     accuracy = correct / labels
 
@@ -8,7 +8,7 @@ A loss is in nats (natural logarithm) per label. Metrics are computed from sums 
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
@@ -29,7 +29,16 @@ from polyformer.data.tokenizers.loading import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
-from polyformer.training.tasks.base import HeldOut, Rows, Task, TaskConfig, TrainingBatches
+from polyformer.training.tasks.base import (
+    HeldOut,
+    Metrics,
+    Rows,
+    Task,
+    TaskConfig,
+    TaskRows,
+    TrainingBatches,
+    label_count,
+)
 
 
 def exp(value: float) -> float:
@@ -108,18 +117,22 @@ class TextTaskConfig(TaskConfig):
         return build_tokenizer(config, self.texts(rows))
 
 
-class TextTask(Task):
-    """A task with rows of token ids. Default metrics: loss (nats per label) and perplexity."""
+class TextRows(TaskRows):
+    """The rows of token ids of a task, in batches by number of tokens.
 
-    stacks: ClassVar[str]
-    """The required model: "decoder", "encoder" or "encoder-decoder"."""
-    head: HeadConfig
-    corrupts_held_out: ClassVar[bool] = False
-    """Whether `corrupt` is applied to held-out rows too."""
-    sums = 2
+    `corrupt`: a function applied to a training row each time it enters a batch, or None; with
+    `corrupts_held_out` also to held-out rows, in the same way in every evaluation. `frame`: the special
+    tokens before and after each document, for tasks that pack documents end to end; only these read prepared
+    text.
+    """
+
+    corrupts_held_out: bool = False
+    corrupt: Corrupt | None = None
+    frame: tuple[int, int] | None = None
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
+        super().__init__()
+        self.config, self.tokenizer, self.batch_tokens = config, tokenizer, config.batch_tokens
         self.collate = Collate(0 if tokenizer.pad_id is None else tokenizer.pad_id)
 
     @abc.abstractmethod
@@ -131,77 +144,14 @@ class TextTask(Task):
         return self.prepare(rows)
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Return counts of held-out text that `metrics` needs in addition to the sums over batches."""
+        """Return counts of held-out text that metrics need in addition to the sums over batches."""
         return {}
-
-    @property
-    def frame(self) -> tuple[int, int] | None:
-        """Return the special tokens before and after each document, or None.
-
-        They are set for tasks with documents packed end to end, as in prepared text.
-        """
-        return None
 
     def encoded(self, rows: Sequence[Row]) -> list[Sequence[int]]:
         """Return the tokens of the text of each row, which prepared text already contains."""
         if rows and "input_ids" in rows[0]:
             return [row["input_ids"] for row in rows]
         return [*self.tokenizer.encode_batch([row["text"] for row in rows])]
-
-    @property
-    def corrupt(self) -> Corrupt | None:
-        """Return a function applied to a training row each time it enters a batch, or None."""
-        return None
-
-    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of the loss over the labels, and the number of labels."""
-        return loss_total(model(**batch).loss, self.weight(batch))
-
-    def metrics(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
-        """Return loss (nats per label) and perplexity exp(loss)."""
-        return perplexity_metrics(*totals)
-
-    def adapt(self, config: Any) -> ModelConfig:
-        """Return `config` with the vocabulary, special tokens, positions and head of this task.
-
-        Raises:
-            InputError: the wrong stacks, or attention that cannot separate packed documents although the task
-                packs them.
-        """
-        if not isinstance(config, ModelConfig):
-            raise InputError(f"model: this task needs {self.stacks} stacks, got a model that reads no text")
-        has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
-        if has != self.stacks:
-            raise InputError(
-                f"model: this task needs an {self.stacks} model, got one with an {has}".replace("an d", "a d")
-            )
-        if self.packs_documents:
-            for stack in (config.encoder, config.decoder):
-                if stack is not None:
-                    stack.attention.mechanism.require("supports_packing")
-        tokenizer = self.tokenizer
-        return dataclasses.replace(
-            config,
-            vocab_size=len(tokenizer),
-            special=SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id),
-            head=self.fit_head(config.head),
-            max_position_embeddings=self.positions,
-        )
-
-    @property
-    def packs_documents(self) -> bool:
-        """Return whether a row may contain several documents, which the model must separate."""
-        return False
-
-    @property
-    def positions(self) -> int:
-        """Return the number of tokens in the longest row that the model reads or generates."""
-        return getattr(self.config, self.config.length_option)
-
-    def fit_head(self, head: HeadConfig) -> HeadConfig:
-        """Return the model's head if it has the right type, else the head of the task."""
-        adaptive = isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig)
-        return head if adaptive or isinstance(head, type(self.head)) else self.head
 
     def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
         """Return batches of `rows`: prepared in memory, streamed (no length), or of prepared text."""
@@ -256,19 +206,115 @@ class TextTask(Task):
         return batched(model, rows, self.collate, max_tokens or self.batch_tokens)
 
 
-class EncoderTask(TextTask):
-    """A task of an encoder with rows between <cls> and <sep>; the model has at least `token_types`."""
+WITH_ARTICLE = {
+    "decoder": "a decoder",
+    "encoder": "an encoder",
+    "encoder-decoder": "an encoder-decoder",
+}
+"""The stacks of a model, in a sentence."""
 
-    stacks = "encoder"
-    token_types = 0
 
-    def __init__(self, config: Any, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        self.cls, self.sep = required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
+@dataclasses.dataclass(frozen=True)
+class TextArchitecture:
+    """The model of texts that a task needs.
+
+    `stacks`: "decoder", "encoder" or "encoder-decoder". `head`: replaces the head of a model unless that has
+    the same type; then it keeps its options, except `head_options`. `positions`: the tokens of the longest
+    row that the model reads or generates. `tables`: minimum sizes of embedding tables, such as
+    type_vocab_size. `packs_documents`: whether a row may contain several documents, which the model must
+    separate. `change`: the last change of the configuration, which may refuse it.
+    """
+
+    stacks: str
+    head: HeadConfig
+    tokenizer: Tokenizer
+    positions: int
+    head_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tables: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    packs_documents: bool = False
+    change: Callable[[ModelConfig], ModelConfig] | None = None
 
     def adapt(self, config: Any) -> ModelConfig:
-        """Return the config as for other text tasks, with at least `token_types` token types."""
-        return with_tables(super().adapt(config), type_vocab_size=self.token_types)
+        """Return `config` with the vocabulary, special tokens, positions and head of the task.
+
+        Raises:
+            InputError: the wrong stacks, or attention that cannot separate packed documents although the task
+                packs them.
+        """
+        self.check_stacks(config)
+        tokenizer = self.tokenizer
+        fitted = dataclasses.replace(
+            config,
+            vocab_size=len(tokenizer),
+            special=SpecialTokens(pad=tokenizer.pad_id, bos=tokenizer.bos_id, eos=tokenizer.eos_id),
+            head=self.fit_head(config.head),
+            max_position_embeddings=self.positions,
+        )
+        if self.tables:
+            fitted = with_tables(fitted, **self.tables)
+        return fitted if self.change is None else self.change(fitted)
+
+    def check_stacks(self, config: Any) -> None:
+        """Raise `InputError` for other stacks, and for attention that cannot separate packed documents."""
+        if not isinstance(config, ModelConfig):
+            raise InputError(f"model: this task needs {self.stacks} stacks, got a model that reads no text")
+        has = "-".join(name for name in ("encoder", "decoder") if getattr(config, name) is not None)
+        if has != self.stacks:
+            expected, actual = WITH_ARTICLE[self.stacks], WITH_ARTICLE.get(has, "no stack")
+            raise InputError(f"model: this task needs {expected} model, got one with {actual}")
+        if self.packs_documents:
+            for stack in (config.encoder, config.decoder):
+                if stack is not None:
+                    stack.attention.mechanism.require("supports_packing")
+
+    def fit_head(self, head: HeadConfig) -> HeadConfig:
+        """Return the model's head if it has the right type, else the head of the task."""
+        if isinstance(head, AdaptiveSoftmaxConfig) and isinstance(self.head, LanguageModelConfig):
+            return head
+        if not isinstance(head, type(self.head)):
+            return self.head
+        return dataclasses.replace(head, **self.head_options) if self.head_options else head
+
+
+class Perplexity(Metrics):
+    """The metrics of a loss over labels: loss (nats per label) and perplexity.
+
+    `weight`: the number of labels in the mean of the loss of a batch.
+    """
+
+    sums = 2
+
+    def __init__(self, weight: Callable[[Batch], int] = label_count):
+        self.weight = weight
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the sum of the loss over the labels, and the number of labels."""
+        return loss_total(model(**batch).loss, self.weight(batch))
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return loss (nats per label) and perplexity exp(loss)."""
+        return perplexity_metrics(*totals)
+
+
+class TokenPredictions(Metrics):
+    """The metrics of predicted tokens: loss (nats per labelled token), perplexity exp(loss), accuracy."""
+
+    sums = 3
+
+    def totals(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return (sum of the loss, correct predictions, labels)."""
+        return prediction_totals(model(**batch), batch["labels"])
+
+    def values(self, totals: list[float], counts: dict[str, float]) -> dict[str, float]:
+        """Return loss, perplexity and accuracy."""
+        return prediction_metrics(*totals)
+
+
+class TextTask(Task):
+    """A task with rows of token ids and a model of texts."""
+
+    rows: TextRows
+    architecture: TextArchitecture
 
 
 def batched(
@@ -305,6 +351,11 @@ def check_batch_size(batch_tokens: int, name: str, longest: int) -> None:
     """Raise `InputError` if a batch is too small for the longest row, called `name` in the message."""
     if batch_tokens < longest:
         raise InputError(f"batch_tokens: expected {name}, {longest}, or more, got {batch_tokens}")
+
+
+def row_marks(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the ids of <cls> and <sep>, which begin and end the rows of encoders."""
+    return required(tokenizer.cls_id, "<cls>"), required(tokenizer.sep_id, "<sep>")
 
 
 def required(token_id: int | None, role: str) -> int:

@@ -39,10 +39,14 @@ from polyformer.data.rows.noising import (
 )
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
-from polyformer.nn.heads import HeadConfig, LanguageModelConfig
-from polyformer.training.tasks.base import HeldOut, Rows
+from polyformer.training.tasks.base import HeldOut, Metrics, Rows, label_count
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
-from polyformer.training.tasks.seq2seq import SequenceToSequenceConfig, TruncatingSequenceToSequence
+from polyformer.training.tasks.seq2seq import (
+    SequenceToSequence,
+    SequenceToSequenceConfig,
+    TruncatedTexts,
+    seq2seq_architecture,
+)
 from polyformer.training.tasks.text import exp, loss_total
 
 
@@ -154,30 +158,18 @@ class TextToTextConfig(SequenceToSequenceConfig):
         return add_sentinels(tokenizer, max(SENTINELS, spans))
 
 
-class TextToText(TruncatingSequenceToSequence, config=TextToTextConfig):
-    """T5's mixture, with metrics: loss (nats per target token) and perplexity over all parts, NAME_loss per
-    part.
-
-    `finish` adds NAME_accuracy (exact matches of targets) and NAME_majority (the accuracy of the most
-    frequent target), NAME_bleu, or NAME_rouge1, _rouge2 and _rougeL.
-    """
+class MixtureRows(TruncatedTexts):
+    """Rows of all parts of a mixture; `names` are those of the parts."""
 
     config: TextToTextConfig
-    head: HeadConfig = LanguageModelConfig()
 
     def __init__(self, config: TextToTextConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.names = list(config.parts)
-        self.sums = 2 * len(self.names)
         self.sentinels: list[int] = []
         if any(part.form == "spans" for part in config.parts.values()):
             spans = span_counts(config.text_length, config.density, config.mean_span)[1]
             self.sentinels = sentinel_ids(tokenizer, spans)
-
-    @property
-    def positions(self) -> int:
-        """Return the length of the longer of source and target."""
-        return max(self.config.max_length, self.config.max_target)
 
     def grouped(self, rows: Rows) -> dict[str, list[Row]]:
         """Return the rows of each part, in the order of the parts."""
@@ -236,25 +228,54 @@ class TextToText(TruncatingSequenceToSequence, config=TextToTextConfig):
             parts.append(Batches(prepared, plan, self.collate, shuffle=False, corrupt=self.corrupt_spans))
         return HeldOut(Concatenation(parts), {})
 
+
+class PartPerplexities(Metrics):
+    """The metrics loss (nats per target token) and perplexity over all parts, and NAME_loss per part."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names, self.sums = names, 2 * len(names)
+
     def totals(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the summed loss and the number of labels, of each part."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "part"}
         totals = torch.zeros(len(self.names), 2, dtype=torch.float64, device=batch["part"].device)
-        totals[int(batch["part"][0])] = loss_total(model(**inputs).loss, self.weight(inputs))
+        totals[int(batch["part"][0])] = loss_total(model(**inputs).loss, label_count(inputs))
         return totals.flatten()
 
-    def metrics(self, totals: list[float], counts: Mapping[str, float]) -> dict[str, float]:
+    def values(self, totals: list[float], counts: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the class."""
         nats, labels = totals[::2], totals[1::2]
         loss = sum(nats) / max(sum(labels), 1)
         each = {f"{name}_loss": part / count for name, part, count in zip(self.names, nats, labels) if count}
         return {"loss": loss, "perplexity": exp(loss), **each}
 
+
+class TextToText(SequenceToSequence, config=TextToTextConfig):
+    """T5's mixture, measured by `PartPerplexities`.
+
+    `finish` adds NAME_accuracy (exact matches of targets) and NAME_majority (the accuracy of the most
+    frequent target), NAME_bleu, or NAME_rouge1, _rouge2 and _rougeL.
+    """
+
+    config: TextToTextConfig
+    rows: MixtureRows
+
+    def __init__(self, config: TextToTextConfig, tokenizer: Tokenizer):
+        rows = MixtureRows(config, tokenizer)
+        longest = max(config.max_length, config.max_target)
+        super().__init__(
+            config,
+            tokenizer,
+            rows=rows,
+            architecture=seq2seq_architecture(tokenizer, longest, label_smoothing=0.0),
+            metrics=PartPerplexities(rows.names),
+        )
+
     def finish(self, model: nn.Module, rows: Rows, workers: Workers = SINGLE_PROCESS) -> dict[str, float]:
         """Return the metrics of the texts generated for the sources of each part, according to its form."""
         assert isinstance(model, Transformer)
         scores: dict[str, float] = {}
-        for name, part in self.grouped(rows).items():
+        for name, part in self.rows.grouped(rows).items():
             form = self.config.parts[name].form
             if part and form != "spans":
                 texts = self.translated(model, [row["source"] for row in part], workers)

@@ -166,7 +166,7 @@ def continued_texts(held: HeldOutRows) -> str:
     decode, start = task.tokenizer.decode, task.start("")
     room = model.config.max_position_embeddings - len(start)
     blocks = []
-    for excerpt in excerpts(task.encoded(held.rows), min(PROMPT + NEW, room)):
+    for excerpt in excerpts(task.rows.encoded(held.rows), min(PROMPT + NEW, room)):
         ids = [*map(int, excerpt)]
         known = max(1, min(PROMPT, len(ids) // 2))
         prompt, rest = decode(ids[:known]), decode(ids[known:])
@@ -304,7 +304,7 @@ def mixture(held: HeldOutRows) -> str:
     """Return the outputs for the parts of a mixture that have references, each by its own score."""
     write = partial(held.task.translate, held.model)
     parts = []
-    for name, rows in held.task.grouped(held.rows).items():
+    for name, rows in held.task.rows.grouped(held.rows).items():
         form = held.task.config.parts[name].form
         if rows and form in FORMS:
             part = dataclasses.replace(held, rows=rows)

@@ -100,7 +100,7 @@ def mistakes(held: HeldOutRows) -> str:
     """Return the confusion matrix, the most certain wrong answers, and the least certain right ones."""
     task, rows = held.task, held.rows
     shares = task.probabilities(held.model, rows).numpy()
-    truth = np.array([task.label_id(str(row["label"])) for row in rows])
+    truth = np.array([task.metrics.labels.number_of_row(row) for row in rows])
     guesses = shares.argmax(1)
     counts = confusion(truth, guesses, len(task.labels))
     parts = [matrix(counts, task.labels) if len(task.labels) <= MATRIX else frequent(counts, task.labels)]
