@@ -213,6 +213,17 @@ class LoadedModel:
         """
         raise self.cannot("generate")
 
+    def chat(
+        self, messages: Any, max_new_tokens: int | None = None, stop: str | None = None, **settings: Any
+    ) -> Any:
+        """Return the reply to a conversation, or a list of replies to a list of conversations.
+
+        messages: a list of mappings with "role" and "content", such as
+        [{"role": "user", "content": "Hi"}]. max_new_tokens: by default as in the checkpoint, else 512. stop,
+        settings: as in `generate`. tools: JSON schemas for the chat template, if it shows them.
+        """
+        raise self.cannot("chat")
+
     def answer(self, question: Any, context: Any) -> Any:
         """Return the answer to each question, an excerpt of the context; empty without an answer.
 

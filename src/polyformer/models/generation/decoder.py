@@ -226,6 +226,16 @@ class Decoder:
         logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
         return DecodingStart(logits, DecodingState(state), history)
 
+    def resume(self, tokens: Tensor, state: DecodingState, history: Tensor) -> DecodingStart[DecodingState]:
+        """Read tokens [N, T] that continue the prompt of a decoder-only model after `state`.
+
+        history: [N, T'], the whole text with these tokens.
+        """
+        adaptive = self.model.decoder is not None and self.model.decoder.depth is not None
+        with full_depth() if adaptive else contextlib.nullcontext():
+            logits, after = self._last_logits(self._run(input_ids=tokens, state=state.model))
+        return DecodingStart(logits, DecodingState(after, state.names, state.numbers), history)
+
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read tokens [N] after `state`: return the logits [N, V] of the next token, and the next state."""
         logits, after = self.read(tokens.unsqueeze(1), state, 1)
