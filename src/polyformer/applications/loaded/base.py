@@ -257,7 +257,7 @@ class LoadedModel:
         if not self.reads_text:
             raise self.cannot("embed")
         items, single = several(texts)
-        encoder = self._encoder(pooling, normalize)
+        encoder = self.encoder_of(pooling, normalize)
         with evaluating(encoder.model):
             vectors, cut = encoder.vectors(texts_of("texts", items))
         if cut:
@@ -268,7 +268,8 @@ class LoadedModel:
         """Return the error for a method that the model does not support."""
         return InputError(f"{name}: not available for {self.path}; this model can {', '.join(self.can)}")
 
-    def _encoder(self, pooling: str | None, normalize: bool) -> "Encoder":
+    def encoder_of(self, pooling: str | None, normalize: bool = True) -> "Encoder":
+        """Return what computes the vectors of texts; arguments as in `embed`."""
         from polyformer.applications.encoder import Encoder
 
         if (pooling, normalize) not in self._encoders:

@@ -249,7 +249,7 @@ class Decoder:
         if self.retrieval is not None and state.retrieval is not None:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
         if self.packed is None:
-            self.packed = self._packed(tokens.numel())
+            self.packed = self.packing(tokens.numel())
         with self.packed:
             step = None
             if self.compiled is not None:
@@ -272,7 +272,7 @@ class Decoder:
         most = length + self.max_new_tokens
         return most if self.compiled is None else capacity(most)
 
-    def _packed(self, rows: int) -> PackedWeights | JointProducts:
+    def packing(self, rows: int) -> PackedWeights | JointProducts:
         """Return the context of steps with this number of rows: with packed weights if they repay."""
         packs = self.max_new_tokens >= PACK_FOR_STEPS and not self.recomputes and self._is_large()
         if not packs:

@@ -85,8 +85,8 @@ class KeptText:
         if config.method not in ("greedy", "sample") or config.num_return_sequences > 1:
             raise InputError(
                 "num_beams, penalty_alpha, num_return_sequences: expected a greedy or sampled continuation "
-                f"of a kept text, got {config.method} search and {config.num_return_sequences} results; leave "
-                "them out"
+                f"of a kept text, got {config.method} search and {config.num_return_sequences} results; "
+                "leave them out"
             )
         device = next(iter(self.model.parameters())).device
         prompt = torch.tensor([list(ids)], device=device)
