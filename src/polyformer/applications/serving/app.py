@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -180,8 +180,11 @@ async def _left(http: Request) -> None:
         pass
 
 
-def create_app(server: Server) -> Any:
-    """Return the application of a server; its engine runs while the application does."""
+def create_app(server: Server, more: APIRouter | None = None) -> Any:
+    """Return the application of a server; its engine runs while the application does.
+
+    more: further paths.
+    """
 
     @contextlib.asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -195,6 +198,8 @@ def create_app(server: Server) -> Any:
     add_errors(app)
     add_information(app, server)
     add_work(app, server)
+    if more is not None:
+        app.include_router(more)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
     return Guard(app, server.limits, server.key, server.metrics, paths)
 

@@ -88,7 +88,7 @@ def run(options: ServeOptions) -> None:
         log_level="warning",
         timeout_graceful_shutdown=int(options.max_seconds) + 10,
     )
-    listener = bound(config, options)
+    listener = bound(options)
     print(f"serving {server.name} at http://{options.host}:{listener.getsockname()[1]}/v1", flush=True)
     # uvicorn raises the signal that ended it again; a server that was asked to end has not failed.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -137,19 +137,19 @@ def limits_of(options: ServeOptions, model: Any) -> "Limits":
     )
 
 
-def bound(config: Any, options: ServeOptions) -> Any:
+def bound(options: ServeOptions) -> Any:
     """Return the socket of a server; raise `InputError` for an address that is not free or not there."""
     import socket
 
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family)
     try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
     except OSError as error:
-        raise InputError(
-            f"--host, --port: {options.host}:{options.port}: {error.strerror or error}"
-        ) from error
+        listener.close()
+        place = f"{options.host}:{options.port}"
+        raise InputError(f"--host, --port: {place}: {error.strerror or error}; choose another") from error
     return listener
 
 
