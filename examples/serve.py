@@ -1,4 +1,4 @@
-"""The server of `polyformer serve` in a program of your own, with another path beside those of OpenAI.
+"""The server of `polyformer serve` in your program, with another path in addition to the paths of OpenAI.
 
     pip install 'polyformer[serve]'
     polyformer train --out runs/demo
@@ -7,7 +7,7 @@
     curl localhost:8000/v1/completions -H 'content-type: application/json' \\
       -d '{"model": "demo", "prompt": "class Stack:"}'
 
-Without paths of your own, the command `polyformer serve runs/demo` does the same.
+Without further paths, the command `polyformer serve runs/demo` does the same.
 """
 
 import os
@@ -17,12 +17,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 import polyformer
-from polyformer.applications.serving.app import Server, create_app
+from polyformer.applications.serving.app import ModelServer, create_app
 from polyformer.applications.serving.engine import Limits
 
 FOLDER = Path(os.environ["MODEL"])
 model = polyformer.load(FOLDER)
-server = Server(model, FOLDER.resolve().name, Limits(batch=16, tokens=2048))
+server = ModelServer(model, FOLDER.resolve().name, Limits(batch=16, tokens=2048))
 own = APIRouter()
 
 

@@ -1,4 +1,4 @@
-"""`Conversation`: a chat model and the messages so far; only what is new in a turn is computed.
+"""`Conversation`: a chat model and the messages so far; a turn computes only its new tokens.
 
     conversation = polyformer.load("smollm2.gguf").conversation(max_new_tokens=200)
     conversation.reply("What is the capital of France?", print)
@@ -142,7 +142,7 @@ class Conversation:
         write_output(file, "".join(lines).encode())
 
     def _ids(self, rendered: str) -> list[int]:
-        """Return the tokens of a text that begins with what is known, whose tokens stay."""
+        """Return the tokens of a text; the tokens of a known beginning stay."""
         for text, ids in self.known:
             if rendered.startswith(text):
                 return ids + self.tokenizer.encode_chat(rendered[len(text) :])[0]

@@ -42,10 +42,10 @@ LEFT = 499
 """The status of a request whose client has left, in the numbers; nobody receives it."""
 
 
-class Server:
+class ModelServer:
     """A loaded model with its name, engine and limits.
 
-    pooling: of vectors of a model whose folder does not say it.
+    pooling: of vectors, if the folder of the model does not define it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Server:
         return JSONResponse(reply.whole(choices, self._usage(work, sum(c.tokens for c in choices))))
 
     def _echoes(self, request: TextRequest, rows: list[list[int]]) -> list[str]:
-        """Return what comes before the text of each choice: its prompt, if it is asked for."""
+        """Return the prompt before the text of each choice, or empty texts without `echo`."""
         if not isinstance(request, CompletionRequest) or not request.echo or self.prompts is None:
             return [""] * (len(rows) * request.count)
         decode = self.prompts.tokenizer.decode
@@ -153,7 +153,7 @@ class Server:
 
 
 def chunk_of(reply: Reply, index: int, part: Event, echo: str) -> dict[str, Any] | None:
-    """Return the chunk of an event of a choice, or None for one that shows nothing."""
+    """Return the chunk of an event of a choice, or None for an event without text."""
     if isinstance(part, Ended):
         return reply.chunk(index, None if reply.chat else "", reason=part.reason)
     if isinstance(part, Piece):
@@ -180,7 +180,7 @@ async def _left(http: Request) -> None:
         pass
 
 
-def create_app(server: Server, more: APIRouter | None = None) -> Any:
+def create_app(server: ModelServer, more: APIRouter | None = None) -> Any:
     """Return the application of a server; its engine runs while the application does.
 
     more: further paths.
@@ -204,7 +204,7 @@ def create_app(server: Server, more: APIRouter | None = None) -> Any:
     return Guard(app, server.limits, server.key, server.metrics, paths)
 
 
-def add_information(app: FastAPI, server: Server) -> None:
+def add_information(app: FastAPI, server: ModelServer) -> None:
     """Add the paths that say something about the server."""
 
     @app.get("/health")
@@ -227,7 +227,7 @@ def add_information(app: FastAPI, server: Server) -> None:
         return _model_card(server)
 
 
-def add_work(app: FastAPI, server: Server) -> None:
+def add_work(app: FastAPI, server: ModelServer) -> None:
     """Add the paths for which the model works."""
 
     @app.post("/v1/chat/completions")
@@ -243,7 +243,7 @@ def add_work(app: FastAPI, server: Server) -> None:
         return server.embed(request)
 
 
-def _model_card(server: Server) -> dict[str, Any]:
+def _model_card(server: ModelServer) -> dict[str, Any]:
     return {"id": server.name, "object": "model", "created": server.created, "owned_by": "polyformer"}
 
 

@@ -5,12 +5,12 @@ Continuous batching (Yu et al. 2022, Orca, section 3.2): the batch changes after
     one chunk of the prompt of the oldest waiting request; once it is read, its rows join the batch (`states`)
     one step: a token for each row; rows that have ended leave the batch
 
-so that a long prompt delays the others by a chunk, and a short text does not wait for a long one. Models
-whose states cannot be joined (`can_join`) get batches that are formed from the requests that wait: their
+so that a long prompt delays the others by a chunk, and a short text does not wait for a long text. Models
+with states that cannot be joined (`can_join`) get batches that are formed from the waiting requests: their
 prompts are read together with padding on the left, rows leave, and the next batch begins after the last row.
 
-Requests come from other threads by `submit`, and events go back by `Job.send`. An error in a prompt ends its
-request alone.
+Requests come from other threads by `submit`, and events go back by `Job.send`. An error in a prompt ends
+only its request.
 """
 
 import collections
@@ -66,7 +66,7 @@ class Overloaded(Exception):  # noqa: N818 - it is no error of the program
 
 
 @dataclasses.dataclass
-class Reading:
+class PromptReading:
     """A prompt that is read in chunks."""
 
     job: Job
@@ -77,7 +77,7 @@ class Reading:
 
 
 class Load(NamedTuple):
-    """What an engine does now: texts that are generated and that wait, and tokens so far."""
+    """The load of an engine: texts that are generated and that wait, and tokens so far."""
 
     running: int
     waiting: int
@@ -99,7 +99,7 @@ class Engine:
         self.changed = threading.Condition()
         self.waiting: collections.deque[Job] = collections.deque()
         self.closing = False
-        self.reading: Reading | None = None
+        self.reading: PromptReading | None = None
         self.rows: list[Row] = []
         self.state: ModelState | None = None
         self.next_logits: list[Tensor] = []  # [1, V] of each row
@@ -117,13 +117,13 @@ class Engine:
 
     @property
     def load(self) -> Load:
-        """Return what the engine does now."""
+        """Return the present load."""
         waiting = sum(job.count for job in [*self.waiting])
         return Load(len(self.rows), waiting, self.prompt_tokens, self.new_tokens)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self.thread.is_alive()
 
     def submit(self, *jobs: Job) -> None:
@@ -164,7 +164,7 @@ class Engine:
         return True
 
     def _drop_ended(self) -> None:
-        """Forget jobs whose client has left, and waiting ones whose time is over."""
+        """Forget jobs of clients that have left, and waiting jobs that are late."""
         with self.changed:
             jobs = [*self.waiting]
             self.waiting = collections.deque(job for job in jobs if not (job.cancelled.is_set() or job.late))
@@ -179,7 +179,7 @@ class Engine:
         self._keep(kept)
 
     def _admit(self) -> None:
-        """Read a part of a waiting prompt, or begin a batch of a model whose rows cannot join one."""
+        """Read a part of a waiting prompt, or begin a batch of a model without joining rows."""
         if not self.joins:
             self._begin_batch()
             return
@@ -189,12 +189,12 @@ class Engine:
                 return
             with self.changed:
                 self.waiting.popleft()
-            self.reading = Reading(job, self.model.new_state(len(job.ids)))
+            self.reading = PromptReading(job, self.model.new_state(len(job.ids)))
         if self.reading is not None:
             self._guarded([self.reading.job], self._read_chunk)
 
     def _guarded(self, jobs: list[Job], action: Callable[[], None]) -> None:
-        """Run a part of the work of jobs; an error ends them alone."""
+        """Run a part of the work of jobs; an error ends only these jobs."""
         try:
             action()
         except Exception as error:
@@ -225,7 +225,7 @@ class Engine:
             self._join(job, logits, reading.state, tuple(reading.scores))
 
     def _join(self, job: Job, logits: Tensor, state: ModelState, scores: tuple[TokenScore, ...]) -> None:
-        """Add the rows of a job whose prompt is read."""
+        """Add the rows of a job after its prompt."""
         job.send(PromptRead(scores))
         if job.most == 0:
             for index in range(job.count):
@@ -279,13 +279,13 @@ class Engine:
             self.rows, self.next_logits = rows, [start.logits[i : i + 1] for i in kept]
 
     def _prompt_scores(self, job: Job) -> tuple[TokenScore, ...]:
-        """Return the scores of a prompt's tokens, by a pass of its own."""
+        """Return the scores of a prompt's tokens, by a separate pass."""
         logits = self.model(torch.tensor([job.ids], device=self.device)).logits[0]
         rest = scores_of(logits[:-1], job.ids[1:], job.scores or 0) if len(job.ids) > 1 else []
         return (TokenScore(job.ids[0], None), *rest)
 
     def _step(self) -> None:
-        """Choose the next token of every row, and read it for those that go on."""
+        """Choose the next token of every row, and read it for the rows that continue."""
         if not self.rows:
             return
         logits = torch.cat(self.next_logits)

@@ -28,7 +28,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class EngineCollector:
-    """Reads the numbers of the engine when somebody asks for them."""
+    """Reads the numbers of the engine for each request of the metrics."""
 
     def __init__(self, engine: Engine | None):
         self.engine = engine
@@ -45,7 +45,7 @@ class EngineCollector:
 
 
 class Metrics:
-    """The numbers of a server in a registry of its own."""
+    """The numbers of a server, in a separate registry."""
 
     def __init__(self, engine: Engine | None):
         self.registry = CollectorRegistry()

@@ -32,7 +32,7 @@ class ApiError(Exception):
 
 
 @dataclasses.dataclass
-class Choice:
+class GrowingChoice:
     """A text that grows by its pieces."""
 
     index: int
@@ -44,7 +44,7 @@ class Choice:
 
 @dataclasses.dataclass
 class Reply:
-    """What the chunks of a reply share. chat: whether it is of /v1/chat/completions.
+    """The shared part of the chunks of a reply. chat: whether it is of /v1/chat/completions.
 
     offset: of each choice, the characters before the next token's text, in completions with scores.
     """
@@ -61,7 +61,7 @@ class Reply:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[GrowingChoice], usage: dict[str, int]) -> dict[str, Any]:
         """Return the reply with all texts."""
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [self._whole_choice(c) for c in choices], "usage": usage}
@@ -105,7 +105,7 @@ class Reply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+    def _whole_choice(self, choice: GrowingChoice) -> dict[str, Any]:
         logprobs = self.logprobs(choice.index, choice.scores) if self.scored else None
         part: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": choice.reason}
         if self.chat:

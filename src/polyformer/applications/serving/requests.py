@@ -75,7 +75,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
 
 
 def only(*values: Any) -> AfterValidator:
-    """Return the check of a parameter that is supported with these values alone."""
+    """Return the check of a parameter that is supported only with these values."""
 
     def check(value: Any) -> Any:
         if value not in values:
@@ -91,7 +91,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class ModelRequest(BaseModel):
-    """What all requests have."""
+    """The fields of all requests."""
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
@@ -135,7 +135,7 @@ class TextRequest(ModelRequest):
 
     @property
     def scored(self) -> int | None:
-        """How many probable tokens to report in the place of each; None for no scores."""
+        """The number of probable tokens to report for each token; None for no scores."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A text that a server generates: a row of the batch, with its own settings, numbers and end.
 
-What `generate` does for the rows of one call with the same settings, a row does for itself: its processors
-shape the logits of its next token, its generator draws it, and its text ends by its own rules. A row gets the
-tokens that `generate` returns for it alone with the same seed.
+`generate` has the same settings for all rows of a call. Here each row has its own: its processors shape the
+logits of its next token, its generator draws it, and its text ends by its rules. A row gets the tokens that
+`generate` returns for a batch of this row with the same seed.
 
 Penalties of OpenAI's API lower the logits of tokens by how often the new text c has them:
 
@@ -58,7 +58,7 @@ def scores_of(logits: Tensor, ids: Sequence[int], count: int) -> list[TokenScore
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """New text of a choice, and the scores of its tokens if they were asked for."""
+    """New text of a choice, and the scores of its tokens if they were requested."""
 
     index: int
     text: str
@@ -67,7 +67,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class PromptRead:
-    """The prompt was read: the scores of its tokens, if they were asked for."""
+    """The prompt was read: the scores of its tokens, if they were requested."""
 
     scores: tuple[TokenScore, ...] = ()
 
@@ -114,7 +114,7 @@ class Job:
 
     @property
     def late(self) -> bool:
-        """Whether the time of the request is over."""
+        """Return whether the time of the request is over."""
         return time.monotonic() > self.deadline
 
 
@@ -164,7 +164,7 @@ class Row:
 
     @property
     def plain(self) -> bool:
-        """Whether the next token is the one with the highest logit."""
+        """Return whether the next token is simply the token with the highest logit."""
         return not self.processors and not self.samples
 
     def next_token(self, logits: Tensor) -> int:

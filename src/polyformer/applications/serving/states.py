@@ -9,8 +9,8 @@ has the same slot, and positions are kept in a table:
 Padding that no row needs any longer is cut off when rows leave. Joining copies all caches once, O(rows x
 slots); it happens once per text, a step once per token.
 
-States with other parts than caches of all tokens cannot be padded afterwards: those of linear recurrences,
-memories, windows that drop keys, and cache policies.
+States with other parts than caches of all tokens cannot be padded afterwards: linear recurrences, memories,
+windows that drop keys, and cache policies.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ def _tokens(valid: Tensor, positions: Tensor) -> Tokens:
 
 
 def _stacked(parts: Sequence[Tensor], length: int) -> Tensor:
-    """Return buffers [B, H, length + SPARE, D] whose slots up to `length` end with those of the parts."""
+    """Return buffers [B, H, length + SPARE, D]; their slots up to `length` end with the parts."""
     like = parts[0]
     buffer = like.new_zeros(sum(map(len, parts)), like.shape[1], length + SPARE, like.shape[3])
     row = 0

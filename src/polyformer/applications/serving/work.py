@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from polyformer.applications.serving.engine import Engine, Overloaded, deadline_after
-from polyformer.applications.serving.replies import ApiError, Choice
+from polyformer.applications.serving.replies import ApiError, GrowingChoice
 from polyformer.applications.serving.requests import ChatRequest, CompletionRequest, Prompt, TextRequest
 from polyformer.applications.serving.rows import Ended, Event, Failed, Job, Piece, PromptRead
 from polyformer.core.errors import InputError
@@ -109,7 +109,7 @@ class Prompts:
         return min(room, config.lengths(length)[1] if chat else DEFAULT_TOKENS)
 
     def _config(self, request: TextRequest, chat: bool) -> GenerationConfig:
-        """Return the settings of a text, with those of the checkpoint as defaults, token by token."""
+        """Return the settings of a text that is generated token by token; the checkpoint has the defaults."""
         settings = request.settings()
         config = self.loaded.reply_settings(settings) if chat else self.loaded.settings(settings)
         return dataclasses.replace(
@@ -172,9 +172,9 @@ class Work:
             left -= isinstance(event, Ended)
             yield start + event.index, event
 
-    async def choices(self) -> list[Choice]:
+    async def choices(self) -> list[GrowingChoice]:
         """Return all texts."""
-        choices = [Choice(index) for index in range(sum(job.count for job in self.jobs))]
+        choices = [GrowingChoice(index) for index in range(sum(job.count for job in self.jobs))]
         async for index, event in self.events():
             choice = choices[index]
             if isinstance(event, Ended):

@@ -8,7 +8,7 @@ cache stays between the turns, so that only new tokens are computed. Lines that 
   /save FILE     write the messages as lines of JSON
   /quit          end, as Ctrl-D does; Ctrl-C ends only a reply
 
-Sampling and end tokens are those of the checkpoint's generation_config.json unless an option sets them. If
+The defaults of sampling and of end tokens are in the checkpoint's generation_config.json. If
 standard input is no terminal, its lines are the messages, only replies are printed, and the first error ends
 the program.
 """
@@ -87,7 +87,8 @@ def run(options: ChatOptions) -> None:
 
     conversation = open_conversation(options)
     terminal = sys.stdin.isatty()
-    with model_threads(conversation.text.model):
+    model: Any = conversation.text.model
+    with model_threads(model):
         for line in messages_of(sys.stdin, terminal):
             try:
                 if line.startswith("/"):
@@ -117,7 +118,7 @@ def open_conversation(options: ChatOptions) -> "Conversation":
 
 
 def messages_of(source: Any, terminal: bool) -> Iterator[str]:
-    """Yield the lines of a terminal after a prompt, or those of another input; empty ones are left out."""
+    """Yield the lines of a terminal after a prompt, or of another input, without empty lines."""
     if not terminal:
         yield from (line.rstrip("\n") for line in source if line.strip())
         return
@@ -142,7 +143,7 @@ def print_piece(piece: str) -> None:
 
 
 def run_line_command(conversation: "Conversation", line: str) -> bool:
-    """Run a line such as "/reset"; return whether the conversation goes on.
+    """Run a line such as "/reset"; return whether the conversation continues.
 
     Raises `InputError` for an unknown command, and for a file that cannot be written.
     """

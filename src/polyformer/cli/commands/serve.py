@@ -25,7 +25,7 @@ from polyformer.core.imports import needs_extra
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from polyformer.applications.serving.app import Server
+    from polyformer.applications.serving.app import ModelServer
     from polyformer.applications.serving.engine import Limits
 
 EXAMPLES = """examples:
@@ -90,15 +90,15 @@ def run(options: ServeOptions) -> None:
     )
     listener = bound(options)
     print(f"serving {server.name} at http://{options.host}:{listener.getsockname()[1]}/v1", flush=True)
-    # uvicorn raises the signal that ended it again; a server that was asked to end has not failed.
+    # uvicorn raises the signal again that ended it; an ordinary end is no failure.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     uvicorn.Server(config).run([listener])
 
 
-def open_server(options: ServeOptions, key: str | None) -> "Server":
+def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
     """Load the model and return its server; raise `InputError` for a model that serves nothing."""
     from polyformer.applications.loaded import load
-    from polyformer.applications.serving.app import Server
+    from polyformer.applications.serving.app import ModelServer
 
     loaded = load(options.model, options.device)
     if "generate" not in loaded.can and "embed" not in loaded.can:
@@ -108,7 +108,7 @@ def open_server(options: ServeOptions, key: str | None) -> "Server":
         )
     path = Path(options.model)
     name = options.name or (path.stem if path.is_file() else path.resolve().name)
-    server = Server(loaded, name, limits_of(options, loaded.model), key, options.pooling)
+    server = ModelServer(loaded, name, limits_of(options, loaded.model), key, options.pooling)
     if server.engine is None:
         loaded.embed("", options.pooling)  # raises an error for a model without a pooling
     elif not server.engine.joins:

@@ -52,7 +52,7 @@ def of_gguf(file: Gguf, tokens: Mapping[str, str | None]) -> ChatTemplate | None
 
 
 def write_templates(chat: ChatTemplate | None, folder: Path) -> None:
-    """Write the templates into a folder, and remove those of an earlier tokenizer in it."""
+    """Write the templates into a folder, and remove the templates of an earlier tokenizer in it."""
     sources = {} if chat is None else dict(chat.sources)
     default = sources.pop("default", None)
     if default is None:

@@ -1,9 +1,9 @@
 """The child process that renders chat templates: `python sandbox.py SECONDS MEMORY CHARACTERS`.
 
 A template comes with a checkpoint, so it is a stranger's program. Jinja's sandbox keeps it away from
-attributes that lead out of the template, and this process bounds what is left:
+attributes that lead out of the template, and this process bounds the rest:
 
-    time        SECONDS of processor time for each rendering, by a timer of the kernel whose signal ends the
+    time        SECONDS of processor time for each rendering, by a timer of the kernel; its signal ends the
                 process, so that nothing in a template, nor in a function of C, can outlast it
     memory      MEMORY bytes of addresses, as far as the system has such a limit
     output      CHARACTERS
@@ -13,9 +13,9 @@ The parent (`template`) also ends the process after a multiple of the time by th
 limit on Windows. A nested loop, a long product of a string and a recursion thus all end with an error.
 
 Each request on standard input and each reply on standard output is a JSON object after its length in bytes,
-8 of them, little-endian. The file imports nothing of this library, so that it starts in a tenth of a second.
+8 of them, little-endian. The file does not import this library, so that it starts in a tenth of a second.
 
-The environment is that of transformers 5.23 (`utils/chat_template_utils.py`): blocks are trimmed, `break` and
+The environment equals transformers' (5.23, `utils/chat_template_utils.py`): blocks are trimmed, `break` and
 `continue` exist, `tojson` escapes no HTML, `dict` and `namespace` take no names with an underscore first, and
 `{% generation %}` marks the text of the assistant.
 """
@@ -33,10 +33,11 @@ import jinja2
 import jinja2.constants
 import jinja2.debug
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 try:

@@ -3,9 +3,9 @@
     template = load_tokenizer("smollm2").chat
     text = template.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
 
-The text is the same as that of transformers' `apply_chat_template`. Rendering runs in a process of its own
-with limits on time, memory and output (`sandbox`), which stays for the next rendering and ends with this
-process. `Tokenizer.encode_chat` converts the text to tokens.
+The text is the same as from transformers' `apply_chat_template`. Rendering runs in a separate process with
+limits on time, memory and output (`sandbox`), which stays for the next rendering and ends with this process.
+`Tokenizer.encode_chat` converts the text to tokens.
 """
 
 import atexit
@@ -127,7 +127,7 @@ atexit.register(SANDBOX.close)
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """The templates of a checkpoint by name, mostly a "default" alone, and its special tokens.
+    """The templates of a checkpoint by name, mostly only a "default", and its special tokens.
 
     tokens: variables of the template, such as `bos_token`. A template "tool_use" is for conversations with
     tools, if there is one.
@@ -145,7 +145,7 @@ class ChatTemplate:
         return self.sources[name]
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """Return the text of a conversation; `options` are those of `render_spans`."""
+        """Return the text of a conversation; `options` as in `render_spans`."""
         return self.render_spans(messages, **options).text
 
     def render_spans(
@@ -172,7 +172,7 @@ class ChatTemplate:
 
         Raises:
             InputError: the template refuses the conversation or reaches a limit; both ways of ending at once;
-                a last message without text, or one that the template does not show as it is.
+                a last message without text, or that the template changes.
         """
         if add_generation_prompt and continue_final_message:
             raise InputError(

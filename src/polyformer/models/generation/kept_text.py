@@ -1,4 +1,4 @@
-"""`KeptText`: a text that is continued several times, of which a model reads only what is new each time.
+"""`KeptText`: a text that is continued several times; each time, a model reads only the new tokens.
 
 A conversation is such a text: the prompt of a turn begins with all that was said before. `generate` reads a
 prompt from its start, at a cost that grows with the whole conversation.
@@ -8,8 +8,8 @@ prompt from its start, at a cost that grows with the whole conversation.
     kept            a b c d             the state loses e f (`State.truncated_`)
     read now                x y z
 
-A state that cannot lose tokens, such as the sums of a linear recurrence, is kept only if all its tokens are
-those of the next prompt; otherwise the prompt is read from its start. With a cache policy, keys are dropped
+A state that cannot lose tokens, such as the sums of a linear recurrence, is kept only if the next prompt
+begins with all its tokens; otherwise the prompt is read from its start. With a cache policy, keys are dropped
 as in `generate` in the first call, and the tokens of later calls are read by the keys that are left.
 """
 
@@ -79,8 +79,8 @@ class KeptText:
     ) -> Generated:
         """Return `ids` with their continuation, the same as `generate` of the whole text.
 
-        An interruption (Ctrl-C) leaves the tokens that were read. Raises `InputError` for beams and
-        contrastive search, whose states are not those of one text, and as `generate` does.
+        An interruption (Ctrl-C) leaves the tokens that were read. Raises `InputError` as `generate` does,
+        and for beams and contrastive search, which have states of several texts.
         """
         if config.method not in ("greedy", "sample") or config.num_return_sequences > 1:
             raise InputError(
