@@ -274,6 +274,8 @@ NAN = float("nan")
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": "word " * 40_000}, "prompt"),
         ({"prompt": "\ud800"}, None),
+        ({"prompt": ["a"] * 41}, "prompt"),
+        ({"prompt": ["a"] * 300}, "prompt"),
         ({"model": None}, "model"),
         ({"model": "other"}, "model"),
     ],

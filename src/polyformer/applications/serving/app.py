@@ -55,7 +55,7 @@ class ModelServer:
         self.engine = self.prompts = None
         if "generate" in loaded.can:
             self.engine = Engine(loaded.model, loaded.task.tokenizer, limits)
-            self.prompts = Prompts(loaded, limits.tokens)
+            self.prompts = Prompts(loaded, limits.tokens, limits.queue)
         self.metrics, self.created = Metrics(self.engine), int(time.time())
         self.embedding = threading.Lock()
 
@@ -92,7 +92,7 @@ class ModelServer:
             choices = await unless_left(http, work.choices())
         if choices is None:
             return Response(status_code=LEFT)
-        self.metrics.first_token.observe(time.monotonic() - arrival)
+        self._note(work, arrival)
         for choice in choices:
             choice.text = echoes[choice.index] + choice.text
         return JSONResponse(reply.whole(choices, self._usage(work, sum(c.tokens for c in choices))))
@@ -107,6 +107,11 @@ class ModelServer:
         ]
         return [text for text in shown for _ in range(request.count)]
 
+    def _note(self, work: Work, arrival: float) -> None:
+        """Record the time to the first token."""
+        if work.first_token is not None:
+            self.metrics.first_token.observe(work.first_token - arrival)
+
     def _usage(self, work: Work, new: int) -> dict[str, int]:
         return usage_of(sum(len(job.ids) for job in work.jobs), new)
 
@@ -117,10 +122,7 @@ class ModelServer:
         new = 0
         try:
             async for index, part in work.events():
-                if isinstance(part, Piece):
-                    if not new:
-                        self.metrics.first_token.observe(time.monotonic() - arrival)
-                    new += 1
+                new += isinstance(part, Piece)
                 chunk = chunk_of(reply, index, part, echoes[index])
                 if chunk is not None:
                     yield event(chunk)
@@ -131,6 +133,7 @@ class ModelServer:
             yield event(error.content)
         finally:
             work.__exit__()
+            self._note(work, arrival)
 
     def embed(self, request: EmbeddingRequest) -> dict[str, Any]:
         """Return the vectors of texts; several requests are computed in turn."""

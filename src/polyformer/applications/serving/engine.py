@@ -118,7 +118,8 @@ class Engine:
     @property
     def load(self) -> Load:
         """Return the present load."""
-        waiting = sum(job.count for job in [*self.waiting])
+        with self.changed:
+            waiting = sum(job.count for job in self.waiting)
         return Load(len(self.rows), waiting, self.prompt_tokens, self.new_tokens)
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -21,11 +22,13 @@ DEFAULT_TOKENS = 16
 class Prompts:
     """Converts requests to token ids and settings, for a loaded model `Continuer` with limits.
 
+    tokens, texts: of a text with its prompt, and of a request.
+
     The work of a request is done in a thread: tokenizing megabytes takes a second.
     """
 
-    def __init__(self, loaded: Any, tokens: int):
-        self.loaded, self.tokens = loaded, tokens
+    def __init__(self, loaded: Any, tokens: int, texts: int):
+        self.loaded, self.tokens, self.texts = loaded, tokens, texts
         self.tokenizer = loaded.task.tokenizer
         vocabulary = self.tokenizer.backend.get_vocab(with_added_tokens=True)
         self.longest = max(map(len, vocabulary))
@@ -78,6 +81,8 @@ class Prompts:
         except InputError as error:
             name = str(error).partition(":")[0]
             raise ApiError(400, str(error), name if name in type(request).model_fields else None) from error
+        if len(rows) * request.count > self.texts:
+            raise ApiError(400, f"prompt: expected at most {self.texts} texts in a request", "prompt")
         deadline = deadline_after(seconds)
         return [
             Job(
@@ -136,6 +141,7 @@ class Work:
         self.engine, self.jobs = engine, jobs
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.first_token: float | None = None  # when the first token came, on the monotonic clock
         for number, job in enumerate(jobs):
             job.send = functools.partial(self._send, number)
 
@@ -169,6 +175,8 @@ class Work:
                 for index in range(self.jobs[number].count):
                     yield start + index, event
                 continue
+            if isinstance(event, Piece) and self.first_token is None:
+                self.first_token = time.monotonic()
             left -= isinstance(event, Ended)
             yield start + event.index, event
 
