@@ -54,8 +54,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "data/test_chat_templates.py::test_a_template_stays_in_its_sandbox",
         "data/test_chat_templates.py::test_the_process_of_a_template_opens_no_file",
     ),
-    "request to `polyformer serve` | no | receive texts and vectors of the served model, within the limits of "
-    "the server": (
+    "request to `polyformer serve` | no | receive texts and vectors of the served model, within the limits "
+    "of the server": (
         "applications/serving/test_server.py::test_wrong_parameters_are_refused_by_name",
         "applications/serving/test_server.py::test_bodies_that_are_no_requests",
         "applications/serving/test_server.py::test_hostile_requests_do_not_change_others",
