@@ -56,6 +56,27 @@ def test_the_text_and_tokens_are_those_of_transformers(name: str, conversation: 
     assert own().encode_chat(rendered)[0] == ids
 
 
+@pytest.mark.parametrize("algorithm", ["unigram", "wordpiece", "characters"])
+def test_other_tokenizers_have_the_tokens_of_transformers_too(algorithm: str):
+    """With the spaces of SentencePiece after special tokens, and pieces of words."""
+    transformers = pytest.importorskip("transformers")
+    size = {"characters": 100, "unigram": 60, "wordpiece": 80}[algorithm]
+    trained = Tokenizer.train(TokenizerConfig(algorithm=algorithm, vocab_size=size), TEXT)
+    trained.backend.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    ours = Tokenizer(trained.backend)
+    other = transformers.PreTrainedTokenizerFast(tokenizer_object=ours.backend, eos_token="[INST]")
+    messages, options = CONVERSATIONS["turns"]
+    for name in ("chatml", "zephyr", "phi3", "learned"):
+        options = {**options, "return_dict": True, "return_assistant_tokens_mask": name == "learned"}
+        expected = other.apply_chat_template(messages, chat_template=TEMPLATES[name], **options)
+        chat = ChatTemplate({"default": TEMPLATES[name]}, other.special_tokens_map)
+        ids, learned = ours.encode_chat(chat.render_spans(messages, add_generation_prompt=True))
+        assert ids == expected["input_ids"]
+        if name == "learned":
+            assert [int(flag) for flag in learned] == expected["assistant_masks"]
+            assert any(learned)
+
+
 def test_most_conversations_are_rendered():
     """The comparison above is of texts, not of errors."""
     refused = 0

@@ -64,6 +64,32 @@ def test_replies_are_those_of_whole_prompts_and_only_new_tokens_are_computed(fol
     assert [message["role"] for message in conversation.messages] == ["system", *["user", "assistant"] * 4]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_keeps_what_its_prompts_share(name: str, folder: Path):
+    """Also templates that trim replies, move the system message or drop reasoning."""
+    model = polyformer.load(folder, "cpu")
+    tokenizer = model.task.tokenizer
+    tokenizer.chat = ChatTemplate({"default": TEMPLATES[name]}, {"bos_token": "<s>", "eos_token": "</s>"})
+    conversation = model.conversation(max_new_tokens=7)
+    plain, prompts = conversation.text.generate, []
+
+    def recorded(ids: list[int], *more: Any) -> Any:
+        prompts.append(ids)
+        return plain(ids, *more)
+
+    conversation.text.generate = recorded  # type: ignore[method-assign]
+    for question in QUESTIONS[:3]:
+        reply = conversation.reply(question)
+        ids = torch.tensor([prompts[-1]])
+        expected = model.model.generate(ids, None, conversation.config, None, tokenizer.decode)
+        assert expected.texts(tokenizer.decode)[0] == reply
+        rendered = tokenizer.chat.render(conversation.messages[:-1], add_generation_prompt=True)
+        # The tokens of the prompt are a way to split the text that the template shows.
+        assert tokenizer.decode(prompts[-1], keep_special=True) == tokenizer.decode(
+            tokenizer.encode_chat(rendered)[0], keep_special=True
+        )
+
+
 @pytest.mark.parametrize("cache", [None, "int8", "snapkv(budget=12, window=4)", "h2o(budget=16)"])
 def test_a_cache_policy_and_a_memory_last_over_the_turns(folder: Path, cache: str | None):
     model = polyformer.load(folder, "cpu")
