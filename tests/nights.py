@@ -129,6 +129,15 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
     "training/distributed/test_divided_runs.py": {
         "*": (0, PROCESSES),
     },
+    "data/test_chat_templates.py": {
+        "test_a_template_that_would_not_end_is_stopped": (4, "each takes its second"),
+    },
+    "applications/serving/test_clients.py": {
+        "test_lm_eval_scores_and_generates": (0, "test_server.py compares the same scores"),
+    },
+    "applications/serving/test_server.py": {
+        "test_a_time_limit_ends_a_text": (0, PROCESSES),
+    },
     "applications/retrieval/test_milvus_store.py": {
         "test_a_server_that_dies_in_the_middle": (0, "waits for a server to end"),
     },

@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,7 @@ def server(folder: Path) -> Iterator[str]:
     try:
         while True:
             try:
-                urllib.request.urlopen(f"{address}/openapi.json").close()
+                urllib.request.urlopen(f"{address}/health").close()
                 break
             except urllib.error.URLError:
                 assert program.poll() is None, program.ended().stderr[-3000:]
@@ -201,36 +200,21 @@ def server(folder: Path) -> Iterator[str]:
         program.kill_all()
 
 
-def ask(address: str, **request: Any) -> dict[str, Any]:
+def ask(address: str, path: str, **request: Any) -> dict[str, Any]:
     body = json.dumps(request).encode()
     headers = {"content-type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(f"{address}/generate", body, headers)) as reply:
+    with urllib.request.urlopen(urllib.request.Request(f"{address}{path}", body, headers)) as reply:
         return json.load(reply)
 
 
 def test_serve(folder: Path, server: str):
-    """Sixteen clients at once get what each would get alone."""
-    requests = [{"prompt": f"for {n} in", "max_new_tokens": 8 + n, "seed": n or None} for n in range(16)]
-    with ThreadPoolExecutor(len(requests)) as clients:
-        together = list(clients.map(lambda request: ask(server, **request), requests))
-    assert together == [ask(server, **request) for request in requests]
-    assert together[0]["text"] == written(folder, "for 0 in", max_new_tokens=8)
-    assert together[3]["text"] == written(folder, "for 3 in", max_new_tokens=11, do_sample=True, seed=3)
-    assert len({answer["text"] for answer in together}) > 8
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        ({"prompt": ""}, b"prompt"),
-        ({"prompt": "x", "temperature": 0}, b"temperature"),
-        ({"prompt": "x", "temperature": float("nan")}, b"temperature"),
-        ({"prompt": "x", "max_new_tokens": float("nan")}, b"max_new_tokens"),
-        ({"prompt": "\ud800"}, b"prompt"),
-    ],
-)
-def test_bad_requests(server: str, request_: dict[str, Any], expected: bytes):
+    """OpenAI's paths (tests/applications/serving) and one more."""
+    request = {"model": folder.name, "prompt": "for 0 in", "max_tokens": 8}
+    reply = ask(server, "/v1/completions", **request)
+    assert reply["choices"][0]["text"] == written(folder, "for 0 in", max_new_tokens=8)
+    count = len(load_tokenizer(folder).encode("for 0 in"))
+    assert ask(server, "/count", text="for 0 in") == {"tokens": count}
     with pytest.raises(urllib.error.HTTPError) as error:
-        ask(server, **request_)
-    assert error.value.code == 422
-    assert expected in error.value.read()
+        ask(server, "/count", text=5)
+    assert error.value.code == 400
+    assert b"text: " in error.value.read()

@@ -30,6 +30,7 @@ PARTS: dict[str, list[str]] = {
         "transformers",
         "runs",
         "trained_models",
+        "chat",
         "cluster",
         "depth",
         "datastores",

@@ -49,6 +49,18 @@ ROWS: dict[str, tuple[str, ...]] = {
         "cli/test_checkpoint_code.py::test_tokenizers_and_image_processors",
         "data/test_tokenizer_files.py::test_a_pickle_is_refused",
     ),
+    "chat template | no | compute a text, within limits of time, memory and length; open no file": (
+        "data/test_chat_templates.py::test_a_template_that_would_not_end_is_stopped",
+        "data/test_chat_templates.py::test_a_template_stays_in_its_sandbox",
+        "data/test_chat_templates.py::test_the_process_of_a_template_opens_no_file",
+    ),
+    "request to `polyformer serve` | no | receive texts and vectors of the served model, within the limits "
+    "of the server": (
+        "applications/serving/test_server.py::test_wrong_parameters_are_refused_by_name",
+        "applications/serving/test_server.py::test_bodies_that_are_no_requests",
+        "applications/serving/test_server.py::test_hostile_requests_do_not_change_others",
+        "applications/serving/test_server.py::test_a_full_queue_asks_clients_to_come_again",
+    ),
     "recipe | no | read the data and checkpoints that it names anywhere, or request their addresses; import "
     "only polyformer, gymnasium, minigrid and popgym": (
         "docs/test_untrusted_input.py::test_a_recipe_reads_data_anywhere",

@@ -213,6 +213,17 @@ class LoadedModel:
         """
         raise self.cannot("generate")
 
+    def chat(
+        self, messages: Any, max_new_tokens: int | None = None, stop: str | None = None, **settings: Any
+    ) -> Any:
+        """Return the reply to a conversation, or a list of replies to a list of conversations.
+
+        messages: a list of mappings with "role" and "content", such as
+        [{"role": "user", "content": "Hi"}]. max_new_tokens: by default as in the checkpoint, else 512. stop,
+        settings: as in `generate`. tools: JSON schemas for the chat template, if it shows them.
+        """
+        raise self.cannot("chat")
+
     def answer(self, question: Any, context: Any) -> Any:
         """Return the answer to each question, an excerpt of the context; empty without an answer.
 
@@ -246,7 +257,7 @@ class LoadedModel:
         if not self.reads_text:
             raise self.cannot("embed")
         items, single = several(texts)
-        encoder = self._encoder(pooling, normalize)
+        encoder = self.encoder_of(pooling, normalize)
         with evaluating(encoder.model):
             vectors, cut = encoder.vectors(texts_of("texts", items))
         if cut:
@@ -257,7 +268,8 @@ class LoadedModel:
         """Return the error for a method that the model does not support."""
         return InputError(f"{name}: not available for {self.path}; this model can {', '.join(self.can)}")
 
-    def _encoder(self, pooling: str | None, normalize: bool) -> "Encoder":
+    def encoder_of(self, pooling: str | None, normalize: bool = True) -> "Encoder":
+        """Return what computes the vectors of texts; arguments as in `embed`."""
         from polyformer.applications.encoder import Encoder
 
         if (pooling, normalize) not in self._encoders:

@@ -2,22 +2,29 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
+from polyformer.applications.chat.conversation import (
+    Conversation,
+    conversations_of,
+    ending_turns,
+    template_of,
+)
 from polyformer.applications.loaded.base import LoadedModel, texts_of
 from polyformer.core.errors import InputError
 from polyformer.data import by_tokens
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.models.generation.config import with_settings
-from polyformer.training.recipes.reader import Writer
+from polyformer.models.generation.hub_format import SUPPORTED_FIELDS
+from polyformer.training.recipes.reader import LENGTHS, Writer
 
 SAMPLING = "temperature", "top_k", "top_p", "seed"
 """Settings that turn sampling on."""
 
-NEW_TOKENS = 64
+NEW_TOKENS, REPLY_TOKENS = 64, 512
+"""The most new tokens of a text and of a reply, without another limit in the checkpoint."""
 
 
 class TargetWriter(LoadedModel):
@@ -107,6 +114,11 @@ class Continuer(LoadedModel):
     command: ClassVar[str] = "generate"
     does: ClassVar[str] = "generate"
 
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """Return `generate`, and `chat` for a model with a chat template."""
+        return ("generate", "chat") if self.task.tokenizer.chat is not None else ("generate",)
+
     def generate(
         self, prompts: Any = "", max_new_tokens: int | None = None, stop: str | None = None, **settings: Any
     ) -> Any:
@@ -120,37 +132,84 @@ class Continuer(LoadedModel):
         config = self.settings(settings, stop)
         return self._each(prompts, lambda items: self._continued(texts_of("prompts", items), config))
 
-    def settings(self, settings: dict[str, Any], stop: str | None = None) -> GenerationConfig:
+    def chat(
+        self, messages: Any, max_new_tokens: int | None = None, stop: str | None = None, **settings: Any
+    ) -> Any:
+        """Return the reply to a conversation, or a list of replies; see `LoadedModel.chat`."""
+        tokenizer, tools = self.task.tokenizer, settings.pop("tools", None)
+        chat = template_of(tokenizer, self.path)
+        chats, single = conversations_of(messages)
+        config = self.reply_settings(settings, max_new_tokens, stop)
+        texts = [chat.render(turns, tools=tools, add_generation_prompt=True) for turns in chats]
+        rows = [tokenizer.encode_chat(text)[0] for text in texts]
+        with self._inference():
+            replies = self._texts(rows, config)
+        results = [several[0] if config.num_return_sequences == 1 else several for several in replies]
+        return results[0] if single else results
+
+    def conversation(
+        self,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        stop: str | None = None,
+        **settings: Any,
+    ) -> Conversation:
+        """Return a conversation whose turns are computed only once; arguments as in `chat`."""
+        tools = settings.pop("tools", None)
+        template_of(self.task.tokenizer, self.path)
+        config = self.reply_settings(settings, max_new_tokens, stop)
+        return Conversation(self.model, self.task.tokenizer, config, system, {"tools": tools})
+
+    def reply_settings(
+        self, settings: dict[str, Any], max_new_tokens: int | None = None, stop: str | None = None
+    ) -> GenerationConfig:
+        """Return the configuration of replies: the same as `settings`, and they end with the turn."""
+        if max_new_tokens is not None:
+            settings = {**settings, "max_new_tokens": max_new_tokens}
+        config = self.settings(settings, stop, REPLY_TOKENS)
+        tokenizer = self.task.tokenizer
+        own = self.model.config.special.eos
+        return ending_turns(config, template_of(tokenizer, self.path), tokenizer, own)
+
+    def settings(
+        self, settings: dict[str, Any], stop: str | None = None, most: int = NEW_TOKENS
+    ) -> GenerationConfig:
         """Return the configuration of these generation settings, with the defaults of the checkpoint.
 
-        Raises `InputError` for an unknown setting.
+        most: the most new tokens by default. Raises `InputError` for an unknown setting.
         """
         named = with_sampling(settings)
-        config = plain_settings(named, stop)
+        limited = any(named.get(name) is not None for name in LENGTHS)
+        config = plain_settings(named if limited else {**named, "max_new_tokens": most}, stop)
         if not isinstance(self.task, Writer):
             return config
-        seed, task = named.pop("seed", None), copy.copy(self.task)
+        task = copy.copy(self.task)
         task.rules = dict(self.task.rules)
+        # The rules of a checkpoint have transformers' names; `seed` and `cache` are not among them.
+        own = {name: named.pop(name) for name in [*named] if name not in SUPPORTED_FIELDS}
         task.follow(**named, **({"stop_strings": (stop,)} if stop else {}))
-        config = task.settings(NEW_TOKENS)
-        return config if seed is None else replace(config, sampling=replace(config.sampling, seed=seed))
+        return with_settings(task.settings(most), own)
 
     def _continued(self, prompts: Sequence[str], config: GenerationConfig) -> list[Any]:
-        """Return the texts in batches of prompts of similar length.
+        """Return the prompts with their new texts."""
+        rows = [self.task.start(prompt) for prompt in prompts]
+        shown = [shown_prompt(prompt, self.task.tokenizer.decode(ids)) for prompt, ids in zip(prompts, rows)]
+        results = [[start + text for text in texts] for start, texts in zip(shown, self._texts(rows, config))]
+        return [several[0] if config.num_return_sequences == 1 else several for several in results]
 
-        A seed draws the same numbers for each prompt, as in a call of its own.
+    def _texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> list[list[str]]:
+        """Return the new texts after each row of tokens, in batches of rows of similar length.
+
+        A seed draws the same numbers for each row, as in a call of its own.
         """
         decode, count = self.task.tokenizer.decode, config.num_return_sequences
-        rows = [self.task.start(prompt) for prompt in prompts]
-        shown = [shown_prompt(prompt, decode(ids)) for prompt, ids in zip(prompts, rows)]
         alone = config.method == "sample" and config.sampling.seed is not None
-        results: list[Any] = [""] * len(prompts)
+        results: list[list[str]] = [[] for _ in rows]
         for numbers in [[number] for number in range(len(rows))] if alone else self._batches(rows, config):
             ids, mask = self._padded([rows[number] for number in numbers])
             texts = self.model.generate(ids, mask, config, None, decode).texts(decode, config.stop)
             for place, number in enumerate(numbers):
-                several = [shown[number] + text for text in texts[place * count : (place + 1) * count]]
-                results[number] = several[0] if count == 1 else several
+                results[number] = texts[place * count : (place + 1) * count]
         return results
 
     def _batches(self, rows: Sequence[list[int]], config: GenerationConfig) -> list[list[int]]:

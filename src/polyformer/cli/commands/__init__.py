@@ -35,6 +35,8 @@ COMMANDS = {
     "evaluate": "Evaluate a trained model: print the metrics of its task on validation and test data.",
     "datastore": "Build a datastore of a text for a causal model: the next token of every context (kNN-LM).",
     "generate": "Continue texts with a trained language model, and print each text while it is generated.",
+    "chat": "Talk with a chat model in the terminal: replies appear token by token.",
+    "serve": "Serve a model over HTTP, as OpenAI's API: chats, completions and embeddings.",
     "translate": "Translate or summarize texts with a trained model.",
     "classify": "Classify texts or images with a trained model.",
     "tag": "Tag the words of texts with a trained model.",

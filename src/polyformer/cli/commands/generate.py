@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from polyformer.cli.commands.inputs import input_lines, refuse_file_names, text_file, text_lines
 from polyformer.cli.commands.options import Device, argument, device, option, refuse, set_options
@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --penalty-alpha 0.6 --top-k 4
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
+  polyformer generate smollm2.gguf --chat "What is the capital of France?"
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
   polyformer generate model.gguf --file book.txt --cache "snapkv(budget=1024)"
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
@@ -80,6 +81,10 @@ class GenerateOptions:
     prompt: tuple[str, ...] = option("the same texts as an option, instead of TEXT", (), "TEXT")
     file: str | None = text_file()
     lines: bool = text_lines()
+    chat: bool = option(
+        "take each text for a user's message, by the chat template of the checkpoint, and print the reply",
+        False,
+    )
     max_new_tokens: int | None = option(
         "largest number of tokens to generate (default: as in the checkpoint, else 64)", most=NEW_TOKENS
     )
@@ -155,6 +160,7 @@ def run(options: GenerateOptions) -> None:
     settings = settings_of(options)
     if options.datastore is not None and options.frozen is None and foreign(Path(options.run)):
         refuse_several("--datastore")
+        refuse(options, ("chat",), f"not available for {options.run}, which transformers runs; leave it out")
         return write_by_transformers(options, settings)
     with tensor_parallel(options.device) as shard:
         write_texts(options, settings, shard)
@@ -181,7 +187,10 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     loaded = load_for(options.run, "generate", shard.loading_device(options.device))
     task, model = loaded.task, loaded.model
     shard.divide(model)
-    config = loaded.settings(settings, options.stop)
+    if options.chat:
+        config = loaded.reply_settings(settings, None, options.stop)
+    else:
+        config = loaded.settings(settings, options.stop)
     # torch's default seed is the same in all processes.
     if config.method == "sample" and config.sampling.seed is None:
         config = replace(config, sampling=replace(config.sampling, seed=shard.agree(secrets.randbits(63))))
@@ -193,7 +202,32 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile or None}
     with model_threads(model):
         for prompt in in_turn(prompts_of(options)):
-            write(task, model, config, prompt, more)
+            start = (
+                PromptStart.of_message(task, prompt) if options.chat else PromptStart.of_text(task, prompt)
+            )
+            write(task, model, config, start, more)
+
+
+class PromptStart(NamedTuple):
+    """The tokens that a model continues, and what is shown of them."""
+
+    ids: list[int]
+    shown: str
+
+    @classmethod
+    def of_text(cls, task: Any, prompt: str) -> "PromptStart":
+        """Return the start of a text."""
+        from polyformer.applications.loaded.writers import shown_prompt
+
+        ids = task.start(prompt)
+        return cls(ids, shown_prompt(prompt, task.tokenizer.decode(ids)))
+
+    @classmethod
+    def of_message(cls, task: Any, message: str) -> "PromptStart":
+        """Return the start of the reply to a user's message, of which nothing is shown."""
+        messages = [{"role": "user", "content": message}]
+        text = task.tokenizer.chat.render(messages, add_generation_prompt=True)
+        return cls(task.tokenizer.encode_chat(text)[0], "")
 
 
 def layers_of(text: str) -> "str | list[int]":
@@ -286,25 +320,25 @@ def write(
     task: Any,
     model: "Transformer",
     config: "GenerationConfig",
-    prompt: str,
+    start: PromptStart,
     more: "dict[str, Any]",
 ) -> None:
-    """Print the prompt and its continuation, token by token except for beam search.
+    """Print a prompt and its continuation, token by token except for beam search.
 
     more: arguments of `polyformer.models.generation.generate`.
     """
-    from polyformer.applications.loaded.writers import shown_prompt
+    import torch
+
     from polyformer.models.generation import TextStreamer
 
-    decode = task.tokenizer.decode
-    shown = shown_prompt(prompt, decode(task.start(prompt)))
+    decode, ids = task.tokenizer.decode, torch.tensor([start.ids], device=next(model.parameters()).device)
     if config.method == "beam":
-        generated = task.write(model, prompt, config, **more)
-        print(shown + generated.texts(decode, config.stop)[0])
+        generated = model.generate(ids, None, config, None, decode, **more)
+        print(start.shown + generated.texts(decode, config.stop)[0])
         return
-    show = printer_after(shown)
+    show = printer_after(start.shown)
     streamer = TextStreamer(decode, config.stop, show)
-    drafted = task.write(model, prompt, config, streamer, **more).drafted
+    drafted = model.generate(ids, None, config, streamer, decode, **more).drafted
     streamer.finish()
     show("\n")
     if drafted is not None:

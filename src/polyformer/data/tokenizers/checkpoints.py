@@ -29,6 +29,8 @@ from polyformer.core.files import read_json, refuse_pickle
 from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import refuse_links
+from polyformer.data.chat.files import of_folder
+from polyformer.data.chat.template import RenderedChat
 from polyformer.data.tokenizers.gguf import load_gguf
 from polyformer.data.tokenizers.pipelines import (
     load_bpe,
@@ -189,6 +191,17 @@ class PythonTokenizer(Tokenizer):
         options = {"add_special_tokens": False, "split_special_tokens": True}
         return [self.loaded(text, **options)["input_ids"] for text in texts]
 
+    def encode_chat(self, chat: RenderedChat | str) -> tuple[list[int], list[bool]]:
+        """Return the ids of a rendered conversation; Python's tokenizers have no characters of tokens."""
+        text, spans = (chat, ()) if isinstance(chat, str) else (chat.text, chat.spans)
+        check_texts([text])
+        if spans:
+            raise InputError(
+                "chat: a tokenizer in Python has no places of its tokens in a text; save it as tokenizer.json"
+            )
+        ids = self.loaded(text, add_special_tokens=False)["input_ids"]
+        return ids, [False] * len(ids)
+
     def encode_batch_for_model(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, language: str | None = None
     ) -> list[tuple[list[int], list[int]]]:
@@ -230,6 +243,7 @@ def load(path: Path, *, merges: Path | None = None, lowercase: bool | None = Non
             files = HubFiles(path)
             tokenizer = load_directory(files, lowercase)
             tokenizer.splits_special = files.settings.get("split_special_tokens") is True
+            tokenizer.chat = of_folder(path, files.settings, tokenizer.roles)
             return tokenizer
     path = path / "vocab.json" if path.is_dir() else path
     return Tokenizer(_load_file(path, merges, lowercase))

@@ -13,6 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.foreign_checkpoints import Gguf, read_gguf
+from polyformer.data.chat.files import of_gguf
 from polyformer.data.tokenizers.pipelines import reading
 from polyformer.data.tokenizers.sentencepiece import (
     BYTE,
@@ -90,7 +91,9 @@ def load_gguf(path: Path) -> Tokenizer:
         backend = _pieces(file, tokens, kinds) if splits is None else _bytes(file, splits, tokens, kinds)
         roles = {role: _named(file, name, tokens) for role, name in ROLES.items()}
         _mark(file, backend, roles, bos=True if splits is None else splits.bos)
-        return Tokenizer(backend, roles=roles)
+        tokenizer = Tokenizer(backend, roles=roles)
+    tokenizer.chat = of_gguf(file, roles)
+    return tokenizer
 
 
 def _listed(file: Gguf, name: str, kind: type) -> list[Any]:

@@ -17,6 +17,8 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
+from polyformer.data.chat.files import write_templates
+from polyformer.data.chat.template import ChatTemplate, RenderedChat
 from polyformer.data.tokenizers.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")
@@ -60,7 +62,7 @@ class Tokenizer:
     `pad_id`, `unk_id`, `bos_id`, `eos_id`, `cls_id`, `sep_id`, `mask_id` are None when absent. `special_ids`
     are all that exist and any other special token; `ordinary_ids` [V'] the rest. Encoding adds no special
     tokens, except `encode_for_model`; callers add `bos` or `eos`. `roles` names the tokens of roles, or None
-    for no token; other roles use the usual names.
+    for no token; other roles use the usual names. `chat` has the templates of conversations in its files.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Tokenizer:
 
         # A setting of a checkpoint: models read special tokens in texts as characters.
         self.splits_special = False
+        self.chat: ChatTemplate | None = None
         backend.encode_special_tokens = True  # "</s>" in a text is four characters, not a special token
         backend.no_padding()
         backend.no_truncation()
@@ -117,9 +120,9 @@ class Tokenizer:
     def save(self, directory: str | Path, max_length: int | None = None) -> Path:
         """Write `tokenizer.json` into `directory` (created if absent), and return its path.
 
-        A tokenizer_config.json with the roles of special tokens is written too, so that transformers'
-        `AutoTokenizer` loads the same tokenizer. max_length: the most tokens of the model, to which
-        transformers then truncates with `truncation=True`.
+        A tokenizer_config.json with the roles of special tokens, and chat templates, are written too, so that
+        transformers' `AutoTokenizer` loads the same tokenizer. max_length: the most tokens of the model, to
+        which transformers then truncates with `truncation=True`.
         """
         target = Path(directory) / "tokenizer.json"
         atomic_write(target, self.backend.to_str(pretty=True).encode())
@@ -133,6 +136,7 @@ class Tokenizer:
             settings["model_max_length"] = max_length
         if self.splits_special:
             settings["split_special_tokens"] = True
+        write_templates(self.chat, target.parent)
         names = ["input_ids", *(["token_type_ids"] if 1 in types else []), "attention_mask"]
         write_json(target.with_name("tokenizer_config.json"), {**settings, "model_input_names": names})
         return target
@@ -211,6 +215,19 @@ class Tokenizer:
         """Return `encode_for_model` of a text that a decoder continues: without a special token after it."""
         (ids, _), (marks, _) = self.encode_for_model(text), self.encode_for_model("")
         return ids[:-1] if len(ids) > 1 and marks and marks[-1] in (self.eos_id, self.sep_id) else ids
+
+    def encode_chat(self, chat: RenderedChat | str) -> tuple[list[int], list[bool]]:
+        """Return the ids of a rendered conversation, and which of them a model learns to write.
+
+        The names of special tokens in the text are these tokens, and no others are added, because a template
+        has them. A token is learned if a character of it lies in a span of the template (`RenderedChat`).
+        """
+        chat = RenderedChat(chat) if isinstance(chat, str) else chat
+        check_texts([chat.text])
+        encoding = self.marking.encode(chat.text, add_special_tokens=False)
+        places = encoding.offsets if chat.spans else [(0, 0)] * len(encoding.ids)
+        learned = [any(start < end and stop > first for first, end in chat.spans) for start, stop in places]
+        return encoding.ids, learned
 
     def check_pairs(self, texts: Sequence[str], pairs: Sequence[str] | None) -> None:
         """Raise `InputError` if there is not a second text for each text."""

@@ -226,6 +226,16 @@ class Decoder:
         logits, state = self._last_logits(self._run(decoder_input_ids=history, state=state))
         return DecodingStart(logits, DecodingState(state), history)
 
+    def resume(self, tokens: Tensor, state: DecodingState, history: Tensor) -> DecodingStart[DecodingState]:
+        """Read tokens [N, T] that continue the prompt of a decoder-only model after `state`.
+
+        history: [N, T'], the whole text with these tokens.
+        """
+        adaptive = self.model.decoder is not None and self.model.decoder.depth is not None
+        with full_depth() if adaptive else contextlib.nullcontext():
+            logits, after = self._last_logits(self._run(input_ids=tokens, state=state.model))
+        return DecodingStart(logits, DecodingState(after, state.names, state.numbers), history)
+
     def step(self, tokens: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Read tokens [N] after `state`: return the logits [N, V] of the next token, and the next state."""
         logits, after = self.read(tokens.unsqueeze(1), state, 1)
@@ -239,7 +249,7 @@ class Decoder:
         if self.retrieval is not None and state.retrieval is not None:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
         if self.packed is None:
-            self.packed = self._packed(tokens.numel())
+            self.packed = self.packing(tokens.numel())
         with self.packed:
             step = None
             if self.compiled is not None:
@@ -262,7 +272,7 @@ class Decoder:
         most = length + self.max_new_tokens
         return most if self.compiled is None else capacity(most)
 
-    def _packed(self, rows: int) -> PackedWeights | JointProducts:
+    def packing(self, rows: int) -> PackedWeights | JointProducts:
         """Return the context of steps with this number of rows: with packed weights if they repay."""
         packs = self.max_new_tokens >= PACK_FOR_STEPS and not self.recomputes and self._is_large()
         if not packs:

@@ -80,15 +80,15 @@ def generate(
     """
     inputs = {name: x for name in INPUTS if (x := inputs_and_settings.pop(name, None)) is not None}
     config = with_settings(config or GenerationConfig(), inputs_and_settings)
-    special = _special_ids(model, config)
+    special = special_ids(model, config)
     input_ids = prompt_or_start_token(model, input_ids, special.start)
     check_shape(model, input_ids)
     width = input_ids.shape[1] if model.encoder is None else 1  # with an encoder: the start token
     max_new_tokens, beginning = config.lengths(width)[1], (input_ids, attention_mask, special.start)
     check_inputs(model, *beginning, max_new_tokens)
-    _check_options(model, config, special, streamer, decode)
+    check_options(model, config, special, streamer, decode)
     check_draft(draft, config, model, *beginning, max_new_tokens=max_new_tokens)
-    generator = _generator(config, generator, input_ids.device)
+    generator = generator_for(config, generator, input_ids.device)
     contrast = _layer_contrast(model, config, mixture or retrieval)
     reading = {"dola": contrast, "compile": compile, "cache": config.cache}
     decoder = Decoder(model, max_new_tokens, mixture, retrieval, **reading)
@@ -96,7 +96,7 @@ def generate(
     _warn_of_training_mode(model=model, draft=draft)
     with decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
-        stops = _stopping(config, special.eos, decode, streamer, *prompts)
+        stops = stopping(config, special.eos, decode, streamer, *prompts)
         rules = SearchSettings(max_new_tokens, special.fill, active, stops, streamer)
         return _with_prompt(
             *prompts, *_search(decoder, (*beginning, inputs), rules, config, generator, draft)
@@ -158,7 +158,7 @@ def _prompts(
     return input_ids, None if attention_mask is None else (attention_mask == 0).sum(1)
 
 
-def _stopping(
+def stopping(
     config: GenerationConfig,
     eos: tuple[int, ...],
     decode: Decode | None,
@@ -186,7 +186,7 @@ def _with_prompt(
     return Generated(sequences, result.lengths, result.scores, prompt.shape[1], drafted, padding)
 
 
-def _generator(
+def generator_for(
     config: GenerationConfig, generator: torch.Generator | None, device: torch.device
 ) -> torch.Generator | None:
     """Return the generator for sampling; None for torch's default."""
@@ -201,7 +201,7 @@ def _generator(
 
 
 @dataclasses.dataclass(frozen=True)
-class _SpecialIds:
+class GenerationTokens:
     """The special tokens of one call; `fill` pads texts that have ended."""
 
     start: int | None
@@ -209,7 +209,7 @@ class _SpecialIds:
     fill: int
 
 
-def _special_ids(model: GenerativeModel, config: GenerationConfig) -> _SpecialIds:
+def special_ids(model: GenerativeModel, config: GenerationConfig) -> GenerationTokens:
     """Return the special tokens of the generation config, with the model's as defaults."""
     own, asked = model.config.special, config.special
     eos = asked.eos
@@ -217,16 +217,17 @@ def _special_ids(model: GenerativeModel, config: GenerationConfig) -> _SpecialId
         # Some config.json name an id beyond their table.
         eos = () if own.eos is None or own.eos >= model.config.vocab_size else (own.eos,)
     fill = next((token for token in (asked.pad, own.pad, *eos) if token is not None), 0)
-    return _SpecialIds(own.bos if asked.start is None else asked.start, eos, fill)
+    return GenerationTokens(own.bos if asked.start is None else asked.start, eos, fill)
 
 
-def _check_options(
+def check_options(
     model: GenerativeModel,
     config: GenerationConfig,
-    special: _SpecialIds,
+    special: GenerationTokens,
     streamer: object,
     decode: Decode | None,
 ) -> None:
+    """Raise `InputError` for options that the model or another argument of `generate` excludes."""
     if config.stop and decode is None:
         raise InputError("decode: stop strings require it; pass the tokenizer's decode")
     if streamer is not None and config.method == "beam":

@@ -1,0 +1,1 @@
+"""A server with OpenAI's API: continuous batching, streams, limits. Needs the extra `serve`."""
