@@ -16,6 +16,8 @@ import survey_page
 from links import answers, rewritten
 from links import main as check_links
 from navigation import HOME, REPOSITORY, contents
+from notebooks import names as notebook_names
+from notebooks import notebook
 from translations import tutorial as translated_tutorial
 from tutorials import page as tutorial_page
 
@@ -51,6 +53,7 @@ def sources() -> dict[str, str | Path]:
         else:
             text = generated.get(page) or (ROOT / source).read_text(encoding="utf-8")
         result[page] = rewritten(text, source, HOME | pages, others)
+    result |= {f"tutorials/{name}.ipynb": notebook(name) for name in notebook_names()}
     index = (SITE / "index.md").read_text(encoding="utf-8")
     result["index.md"] = f"{index}\n{contents({name[:-3] for name in result if name.endswith('.md')})}\n"
     return result

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import os
 import sys
 import typing
 from pathlib import Path
@@ -53,6 +54,15 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#8fc1e8", "color-brand-content": "#7fb6e2"},
     "navigation_with_keys": True,
 }
+# On a server of GitHub the pages link to their sources, to read and to edit them.
+REPOSITORY = os.environ.get("GITHUB_REPOSITORY")
+if REPOSITORY:
+    server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+    html_theme_options |= {
+        "source_repository": f"{server}/{REPOSITORY}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 copybutton_exclude = ".linenos, .gp, .go"
@@ -74,10 +84,17 @@ def without_ranges(app, obj, bound_method):
             function.__annotations__ |= typing.get_type_hints(function)
 
 
+def without_sources_that_do_not_exist(app, pagename, templatename, context, doctree):
+    """Leave out the links to the source of a page that is generated."""
+    if not (Path(__file__).parents[1] / f"{pagename}.md").is_file():
+        context["theme_source_repository"] = ""
+
+
 def setup(app):
     """Register the docstring converter, and lexers for code languages that Pygments does not know."""
     app.add_lexer("jsonl", JsonLexer)
     for language in ("csv", "tsv"):
         app.add_lexer(language, TextLexer)
+    app.connect("html-page-context", without_sources_that_do_not_exist)
     app.connect("autodoc-process-docstring", docstring_to_rst)
     app.connect("autodoc-before-process-signature", without_ranges)

@@ -61,7 +61,10 @@ def stale() -> list[str]:
     return [name for name, script in scripts.items() if recorded(name).get("code") != fingerprint(script)]
 
 
-SOURCE = "*The source is `docs/tutorials/{name}.py`, a script that runs as it is.*"
+SOURCE = (
+    "*The source is `docs/tutorials/{name}.py`, a script that runs as it is; it is also "
+    "{{download}}`a notebook <{name}.ipynb>`.*"
+)
 
 
 def page(name: str, prose: list[str] | None = None, source: str = SOURCE) -> str:
