@@ -249,6 +249,8 @@ NAN = float("nan")
         ({"temperature": "1"}, "temperature"),
         ({"temperature": NAN}, "temperature"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e-300}, "temperature"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),

@@ -209,6 +209,23 @@ def test_an_error_ends_its_request_alone():
         assert engine.alive
 
 
+def test_settings_that_make_no_distribution_end_their_request_alone():
+    model = model_of("rotary")
+    sampling = {"do_sample": True, "seed": 1, "temperature": 1e-300}
+    good, bad = (
+        Client(prompt(5), 30),
+        Client(prompt(4), 30, GenerationConfig.from_dict({"sampling": sampling}), count=2),
+    )
+    expected = alone(model, good)
+    with engine_of(model) as engine:
+        engine.submit(bad.job, good.job)
+        failed = bad.until_end()[-1]
+        assert isinstance(failed, Failed)
+        assert "RuntimeError" in failed.message
+        assert good.texts() == [expected]
+    assert engine.load.running == 0
+
+
 def test_requests_that_are_left_or_late_leave_the_batch():
     model = model_of("rotary")
     left, late, waiting = Client(prompt(5), 500), Client(prompt(5), 500), Client(prompt(5), 500)
@@ -227,8 +244,8 @@ def test_requests_that_are_left_or_late_leave_the_batch():
         last = Client(prompt(3), 2)
         engine.submit(last.job)
         last.until_end()
-        assert engine.load.running == engine.load.waiting == 0
-        assert engine.load.new_tokens < 1000
+    assert engine.load.running == engine.load.waiting == 0
+    assert engine.load.new_tokens < 1000
 
 
 def test_a_full_queue_and_an_ended_engine_refuse():

@@ -294,10 +294,8 @@ class Engine:
         tokens: list[int] = []
         kept: list[int] = []
         for number, row in enumerate(self.rows):
-            own = logits[number : number + 1]
-            token = highest[number] if row.plain else row.next_token(own)
-            self.new_tokens += 1
-            if row.add(token, own) is None:
+            token = self._extended(row, logits[number : number + 1], highest[number] if highest else None)
+            if token is not None:
                 kept.append(number)
                 tokens.append(token)
         self._keep(kept)
@@ -308,6 +306,20 @@ class Engine:
         step = torch.tensor(tokens, device=self.device)
         following, after = self.decoder.step(step, DecodingState(self.state))
         self.state, self.next_logits = after.model, list(following.split(1))
+
+    def _extended(self, row: Row, logits: Tensor, highest: int | None) -> int | None:
+        """Append the next token of a row, and return it; None for a text that has ended, or failed.
+
+        An error, as from settings that turn all logits into infinity, ends only this request.
+        """
+        try:
+            token = highest if row.plain and highest is not None else row.next_token(logits)
+            self.new_tokens += 1
+            return token if row.add(token, logits) is None else None
+        except Exception as error:
+            row.job.send(failure(error))
+            row.job.cancelled.set()
+            return None
 
     def _pack(self, rows: int) -> None:
         """Choose the layout of weights for steps of up to this number of rows."""

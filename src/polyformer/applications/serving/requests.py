@@ -85,6 +85,17 @@ def only(*values: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+COLDEST = 1e-4
+"""The least temperature above 0: logits that are divided by less overflow."""
+
+
+def warm(value: float) -> float:
+    """Return a temperature; raise `ValueError` if it is too small."""
+    if 0 < value < COLDEST:
+        raise ValueError(f"expected 0, for a greedy search, or {COLDEST} or more")
+    return value
+
+
 Count = Annotated[int, Field(ge=0, le=2**20)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -114,11 +125,11 @@ class TextRequest(ModelRequest):
     """A request for texts."""
 
     max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), AfterValidator(warm)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=1, le=2**20)] | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
