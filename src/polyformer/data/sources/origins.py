@@ -27,7 +27,7 @@ Saved data sets, data sets of the hub and folders may contain several splits, id
 
 import glob
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -134,19 +134,15 @@ def _kind_of_name(path: str) -> Kind:
         return "library"
     if path.startswith(HUB):
         return "hub"
-    kinds: tuple[tuple[Kind, Callable[[str], object]], ...] = (
-        ("prepared", is_prepared_source),
-        ("minari", is_minari),
-        ("folder", _is_folder),
-        ("remote", is_remote),
-        ("pair", parallel_files),
-    )
-    others: Kind = "files"
-    return next((kind for kind, holds in kinds if holds(path)), others)
-
-
-def _is_folder(path: str) -> bool:
-    return Path(path).is_dir()
+    if is_prepared_source(path):
+        return "prepared"
+    if is_minari(path):
+        return "minari"
+    if Path(path).is_dir():
+        return "folder"
+    if is_remote(path):
+        return "remote"
+    return "pair" if parallel_files(path) else "files"
 
 
 def open_source(
