@@ -98,7 +98,7 @@ def use_memory(part: MechanismConfig) -> None:
 REFUSALS = {
     **{
         kind: {"supports_score_bias", "supports_recurrence", "supports_context_parallel"}
-        for kind in ("delta", "gated_delta", "gla", "linear", "retention", "ssd")
+        for kind in ("delta", "gated_convolution", "gated_delta", "gla", "linear", "retention", "ssd")
     },
     "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},

@@ -250,7 +250,7 @@ TRUNKS = (
         "gemma2",
         "glm4",
     ),
-    *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
+    *("gpt_neox", "granite", "lfm2", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 PATCHES: dict[str, Callable[[Patch], None]] = {

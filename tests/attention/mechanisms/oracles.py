@@ -182,6 +182,22 @@ def convolved(config: Any, head: Head) -> list[Array]:
     return [recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in tables]
 
 
+def gated_convolution(config: Any, head: Head) -> Array:
+    """Sums of at most `width` products of keys and values, slot by slot, of tokens of one document."""
+    channels = slice(head.number * WIDTH, (head.number + 1) * WIDTH)
+    taps, bias = array(head.module.taps)[:, channels], head.module.bias
+    last = 0 if head.causal else config.width // 2
+    y = np.zeros_like(head.q)
+    for tokens in head.documents:
+        for t in tokens:
+            for tap in range(config.width):
+                other = t + tap + 1 - config.width + last
+                if other in tokens:
+                    y[t] += taps[tap] * head.k[other] * head.v[other]
+            y[t] = head.q[t] * (y[t] if bias is None else y[t] + array(bias)[channels])
+    return y
+
+
 def recurrence(config: Any, head: Head) -> Array:
     """The scan of a member's keys, values and gates, with the norm and the gate of its output."""
     module, number = head.module, head.number
@@ -228,6 +244,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "alternate": alternate,
     "delta": recurrence,
     "dynamic_span": dynamic_span,
+    "gated_convolution": gated_convolution,
     "gated_delta": recurrence,
     "gla": recurrence,
     "linear": linear,

@@ -80,7 +80,6 @@ REFUSED: dict[str, str] = {
     "jetmoe": "experts of attention",
     "layoutlm": "positions on a page",
     "layoutlmv3": "positions on a page",
-    "lfm2": "gated short convolutions as layers",
     "llama4_text": "chunks of attention, and scores whose temperature grows with the position",
     "llava": SIGHT,
     "longt5": "blocks of attention with bias tables, and summaries of blocks",
