@@ -31,6 +31,7 @@ from transformers.models.marian import modeling_marian
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mt5 import modeling_mt5
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.pegasus import modeling_pegasus
 from transformers.models.phi3 import modeling_phi3
@@ -184,6 +185,11 @@ def mamba2(patch: Patch) -> None:
     in_double(patch, modeling_mamba2, modeling_mamba2.Mamba2Model, modeling_mamba2.Mamba2ForCausalLM)
 
 
+def nemotron_h(patch: Patch) -> None:
+    module = modeling_nemotron_h
+    in_double(patch, module, module.NemotronHModel, module.NemotronHForCausalLM)
+
+
 def gated_delta(module: Any, kind: str) -> Callable[[Patch], None]:
     def patched(patch: Patch) -> None:
         patch.setattr(module, "torch", Double())
@@ -268,6 +274,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "m2m_100": m2m_100,
     "mamba2": mamba2,
     "mistral": llama,
+    "nemotron_h": nemotron_h,
     "modernbert": modernbert,
     "olmo2": llama,
     "phi3": llama,
