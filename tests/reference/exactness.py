@@ -252,6 +252,7 @@ TRUNKS = (
         "eurobert",
         "exaone4",
         "falcon",
+        "falcon_h1",
         "gemma",
         "gemma2",
         "glm4",

@@ -220,17 +220,24 @@ def recurrence(config: Any, head: Head) -> Array:
 
 
 def ssd(config: Any, head: Head) -> Array:
-    """The norm is over the channels of all heads."""
-    outputs = []
+    """The norm is over the channels of all heads; factors are of z, v, k, q and the step."""
+    outputs, gates = [], []
+    z, v_scale, k_scale, q_scale, step_scale = config.scales or (1.0,) * 5
     for each in head.heads:
-        q, k, v = convolved(config, each)
+        own = dataclasses.replace(each, q=each.q * q_scale, k=each.k * k_scale, v=each.v * v_scale)
+        q, k, v = convolved(config, own)
         parameters = each.module.log_rate, each.module.bias, each.module.residual
         rate, bias, residual = (array(x)[each.number] for x in parameters)
-        step = recurrent.softplus(own_gate(each, "step") + bias)
+        step = recurrent.softplus(own_gate(each, "step") * step_scale + bias)
         y = recurrent.scan(q, k, v * step, each.documents, each.causal, -np.exp(rate) * step) + residual * v
-        outputs.append(y * recurrent.silu(own_gate(each, "output")))
-    size = np.mean(np.square(outputs), (0, 2))[:, None] + 1e-5
-    return outputs[head.number] / np.sqrt(size) * array(head.module.norm.weight)
+        outputs.append(y)
+        gates.append(recurrent.silu(own_gate(each, "output") * z))
+    y, gate = np.array(outputs), np.array(gates)
+    if config.norm_of == "none":
+        return (y * gate)[head.number]
+    before, after = (y, gate) if config.norm_of == "before_gate" else (y * gate, np.ones_like(gate))
+    size = np.mean(np.square(before), (0, 2))[:, None] + 1e-5
+    return (before / np.sqrt(size) * array(head.module.norm.weight) * after)[head.number]
 
 
 def alternate(config: Any, head: Head) -> Array:

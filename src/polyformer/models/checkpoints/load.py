@@ -65,7 +65,6 @@ REFUSED: dict[str, str] = {
     "convbert": "convolutions whose weights depend on the text",
     "dbrx": "projections that are clipped",
     "dinov3_vit": f"rotary positions in two dimensions, and {LAYER_SCALE}",
-    "falcon_h1": "attention and Mamba-2 in parallel in a layer, with factors of their inputs and outputs",
     "falcon_mamba": "state spaces with a step for each channel (the first Mamba)",
     "flaubert": "XLM's layers in pre-norm order, read from files",
     "fnet": "Fourier transforms instead of attention",
