@@ -43,6 +43,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.xlm import modeling_xlm
+from transformers.models.xlnet import modeling_xlnet
 
 from polyformer.models.checkpoints import FAMILIES
 from tolerances import Double, with_exact_waves
@@ -214,6 +215,20 @@ def bloom(patch: Patch) -> None:
     patch.setattr(modeling_bloom.BloomGelu, "forward", lambda self, x: F.gelu(x, approximate="tanh"))
 
 
+class Empty:
+    """torch for a module of transformers that makes parameters in float32: here in the default type."""
+
+    FloatTensor = staticmethod(torch.empty)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def xlnet(patch: Patch) -> None:
+    patch.setattr(modeling_xlnet, "torch", Empty())
+    in_double(patch, modeling_xlnet, modeling_xlnet.XLNetModel)
+
+
 class Waves(torch.nn.Module):
     """Sinusoids in float64, sines before cosines, where theirs keeps a table in float32 with the weights."""
 
@@ -292,6 +307,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "marian": waves(modeling_marian, "MarianSinusoidalPositionalEmbedding"),
     "pegasus": waves(modeling_pegasus, "PegasusSinusoidalPositionalEmbedding"),
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
+    "xlnet": xlnet,
 }
 """Replacements in transformers' modules, for one test, by model_type."""
 

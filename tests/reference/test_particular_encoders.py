@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from exactness import PATCHES
-from families import Inputs, counted, loaded, same, shaken, texts, verify
+from families import Inputs, compare_gradients, counted, loaded, same, shaken, squares, texts, verify
 from family_inputs import TOKENS, TOPICS, without_effect
 from family_table import TABLE, read_config, their_config, their_model
 
@@ -31,7 +31,7 @@ GLOBAL: dict[str, list[list[int]]] = {
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("deberta", "longformer", "modernbert", "xlm"):
+    for name in ("deberta", "longformer", "modernbert", "xlm", "xlnet"):
         PATCHES[name](monkeypatch)
 
 
@@ -233,3 +233,19 @@ def test_without_languages_none_is_added(tmp_path: Path):
     theirs = shaken(their_model("xlm", "Model", n_langs=4))
     ours, inputs = loaded(theirs, tmp_path), texts(23, pad=2)
     same(ours(**inputs).last_hidden_state[0], theirs(**inputs).last_hidden_state[0])
+
+
+def test_segments_of_xlnet_are_its_token_types(tmp_path: Path):
+    """Any numbers: whether two are equal matters alone."""
+    theirs = shaken(their_model("xlnet", "LMHeadModel", clamp_len=5))
+    ours = loaded(theirs, tmp_path)
+    inputs = texts(23, (LENGTH, 9, 5), side="left")
+    mask = inputs["attention_mask"].bool()
+    segments = torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [4]).expand(3, -1)
+    actual, expected = (
+        model(**inputs, **{name: segments}).logits[mask]
+        for model, name in ((ours, "segment_ids"), (theirs, "token_type_ids"))
+    )
+    same(actual, expected)
+    assert not torch.allclose(ours(**inputs).logits[mask], actual)
+    compare_gradients(ours, squares([actual]), theirs, squares([expected]))

@@ -113,7 +113,6 @@ REFUSED: dict[str, str] = {
     "whisper": SOUND,
     "xglm": NAMES,
     "xlm-roberta-xl": NAMES,
-    "xlnet": "two streams of attention and permutations of the order of prediction",
     "yoso": "attention by hashing with Bernoulli samples",
     "zamba2": "attention layers that share weights and read the embeddings again",
 }
