@@ -104,7 +104,8 @@ def test_the_loss_is_of_the_labelled_tokens():
     output.loss.backward()
     for name, parameter in model.named_parameters():
         if "segments" not in name and "position.w" not in name:  # there are no segments
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
 
 
 def test_a_token_of_the_vocabulary_can_be_the_query():

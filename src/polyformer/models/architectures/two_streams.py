@@ -98,8 +98,8 @@ class TwoStreams(nn.Module):
             raise InputError("model: two streams run through an encoder alone; got another model")
         if type(stack) is not Stack or any(getattr(stack.position, name) for name in ALONE):
             raise InputError(
-                "model: two streams run layer by layer, expected an encoder without halting, reversible layers "
-                "or positions of every layer; use a plain stack"
+                "model: two streams run layer by layer, expected an encoder without halting, reversible "
+                "layers or positions of every layer; use a plain stack"
             )
         stack.mechanism.require("supports_score_bias")
         self.model, self.query = model, query
