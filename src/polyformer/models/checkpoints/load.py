@@ -73,12 +73,18 @@ REFUSED: dict[str, str] = {
     "gemma3": SIGHT,
     "gemma3n_text": "embeddings of each layer and predicted residual streams",
     "gpt_bigcode": NAMES,
+    "granitemoe": NAMES,
     "granitemoehybrid": "Granite's factors around Mamba-2 layers and experts",
     "hubert": SOUND,
     "jamba": "state spaces with a step for each channel (the first Mamba)",
     "jetmoe": "experts of attention",
+    "kimi_linear": (
+        "a delta rule whose decay of each channel has a projection of low rank, next to layers with latent "
+        "attention"
+    ),
     "layoutlm": "positions on a page",
     "layoutlmv3": "positions on a page",
+    "lfm2_moe": "experts with a selection bias in LFM2's layers, read from files",
     "llama4_text": "chunks of attention, and scores whose temperature grows with the position",
     "llava": SIGHT,
     "longt5": "blocks of attention with bias tables, and summaries of blocks",
@@ -114,6 +120,7 @@ REFUSED: dict[str, str] = {
     "xglm": NAMES,
     "xlm-roberta-xl": NAMES,
     "yoso": "attention by hashing with Bernoulli samples",
+    "xlstm": "memories with exponential gates",
     "zamba2": "attention layers that share weights and read the embeddings again",
 }
 """transformers' model_type -> what would be needed; the parts of what is only to be read from files exist."""
