@@ -35,6 +35,7 @@ from polyformer.training.tasks.masked import (
     TranslationModelling,
     TranslationModellingConfig,
 )
+from polyformer.training.tasks.permuted import PermutedModelling, PermutedModellingConfig
 from polyformer.training.tasks.questions import (
     MultipleChoice,
     MultipleChoiceConfig,
@@ -95,6 +96,8 @@ __all__ = [
     "PairClassificationConfig",
     "PairRegression",
     "PairRegressionConfig",
+    "PermutedModelling",
+    "PermutedModellingConfig",
     "QuestionAnswering",
     "QuestionAnsweringConfig",
     "SentenceOrderConfig",

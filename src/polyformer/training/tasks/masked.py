@@ -100,10 +100,10 @@ class MaskedDocumentsConfig(TextTaskConfig):
     masking: MaskingConfig = MaskingConfig()
 
 
-class MaskedDocuments(MaskingTask):
-    """A task that masks tokens of documents, each <cls> text <sep>."""
+class PackedDocuments(EncoderTask):
+    """A task that reads documents, each <cls> text <sep>, packed into rows or in rows of their own."""
 
-    config: MaskedDocumentsConfig
+    config: Any
 
     @property
     def packs_documents(self) -> bool:
@@ -112,10 +112,8 @@ class MaskedDocuments(MaskingTask):
 
     @property
     def frame(self) -> tuple[int, int] | None:
-        """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
-        return (
-            (self.cls, self.sep) if self.packs_documents and not self.config.masking.static_copies else None
-        )
+        """Return <cls> and <sep> if documents are packed, else None."""
+        return (self.cls, self.sep) if self.packs_documents else None
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows of at most `row_length` tokens: packed documents, or each in separate rows."""
@@ -125,6 +123,17 @@ class MaskedDocuments(MaskingTask):
             return list(pack(documents, length, pad_id=self.collate.pad_id))
         pieces = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
         return [{"input_ids": np.asarray(piece, np.int32)} for piece in pieces]
+
+
+class MaskedDocuments(PackedDocuments, MaskingTask):
+    """A task that masks tokens of documents, each <cls> text <sep>."""
+
+    config: MaskedDocumentsConfig
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """Return <cls> and <sep> if documents are packed and masks are redrawn in every epoch, else None."""
+        return None if self.config.masking.static_copies else super().frame
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

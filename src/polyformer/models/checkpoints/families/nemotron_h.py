@@ -214,7 +214,7 @@ def _kinds(hub: Tree) -> list[str]:
     """Return the kind of each of their layers: from the list, or from the text of older files."""
     kinds: list[str] | None = hub["layers_block_type"]
     if kinds is None and hub["hybrid_override_pattern"] is not None:
-        kinds = [LETTERS.get(letter, letter) for letter in hub["hybrid_override_pattern"]]
+        kinds = [LETTERS.get(str(x), str(x)) for x in hub["hybrid_override_pattern"]]
     return [LINEAR, SPARSE, FULL, DENSE] if kinds is None else [OLDER.get(kind, kind) for kind in kinds]
 
 
