@@ -4,6 +4,7 @@ Jiang et al. 2024; Yang et al. 2024; Yang et al. 2025.
 """
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -54,9 +55,32 @@ SHARED_KEYS = {
 
 
 class ExpertsFamily(LlamaFamily):
-    """The base class of decoders with experts in some layers. parts: what differs by layer, by its kind."""
+    """The base class of decoders whose layers differ in their mechanism, or have experts in some layers.
+
+    parts: what differs by layer, by its kind. places: parts of the names of tensors, with the kind of the
+    mechanism whose layers have these tensors.
+    """
 
     parts: ClassVar[Parts]
+    places: ClassVar[Mapping[str, str]] = {}
+
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether the layer of a tensor has this kind of mechanism."""
+        kinds = {kind for place, kind in self.places.items() if place in theirs}
+        layer = re.search(r"layers\.(\d+)\.", theirs)
+        if not kinds or layer is None or config.decoder is None:
+            return True
+        return config.decoder.attention.mechanism.for_layer(int(layer[1])).kind in kinds
+
+    def set_mechanisms(self, tree: Tree, hub: Tree, kinds: Sequence[str], **more: Tree) -> None:
+        """Set the mechanism of every layer by its kind. more: options of a kind beyond those in `parts`."""
+        own = {kind: {**self.part(kind, hub), **more.get(kind, {})} for kind in dict.fromkeys(kinds)}
+        tree["decoder"]["attention"]["mechanism"] = in_turn("mechanisms", [own[kind] for kind in kinds])
+
+    def mechanisms(self, tree: Tree) -> list[Tree]:
+        """Return the mechanism of every layer of ours."""
+        decoder = tree["decoder"]
+        return of_layers("mechanisms", decoder["attention"]["mechanism"], decoder["num_hidden_layers"])
 
     def sparse(self, hub: Tree) -> list[bool]:
         """Return whether each layer has experts."""

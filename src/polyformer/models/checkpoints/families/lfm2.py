@@ -3,14 +3,13 @@
 Files give an inner width of which two thirds are used, rounded up (`block_auto_adjust_ff_dim`).
 """
 
-import re
 from typing import Any, ClassVar
 
-from polyformer.attention.mechanisms import GatedConvolutionConfig
+from polyformer.attention.mechanisms import GatedConvolutionConfig, SoftmaxConfig
 from polyformer.core.ops.norms import RMSNormConfig
 from polyformer.models.checkpoints.config_mapping import Tree, option, with_defaults
 from polyformer.models.checkpoints.families.experts import ExpertsFamily
-from polyformer.models.checkpoints.families.layers import FULL, check_kinds, in_turn, of_layers
+from polyformer.models.checkpoints.families.layers import FULL, check_kinds
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Fused, Taps
@@ -18,7 +17,7 @@ from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import HeadConfig
 
-CONVOLUTION = "conv"
+CONVOLUTION, GATED = "conv", GatedConvolutionConfig.kind
 LAYER = "decoder.layers.{i}"
 
 
@@ -31,12 +30,10 @@ class Lfm2(ExpertsFamily):
     paper = "Amini et al. 2025"
     template = model_config("qwen3-0.6b").override("decoder.attention.qk_norm", RMSNormConfig(eps=1e-5))
     parts: ClassVar = {
-        "softmax": ({"kind": "softmax"}, ()),
-        "gated_convolution": (
-            GatedConvolutionConfig().to_dict(),
-            (option("conv_L_cache", 3, "width"),),
-        ),
+        "softmax": (SoftmaxConfig().to_dict(), ()),
+        GATED: (GatedConvolutionConfig().to_dict(), (option("conv_L_cache", 3, "width"),)),
     }
+    places: ClassVar = {".self_attn.": "softmax", ".conv.": GATED}
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -79,32 +76,20 @@ class Lfm2(ExpertsFamily):
         super().check(hub)
         check_kinds("layer_types", _kinds(hub), (FULL, CONVOLUTION), "num_hidden_layers", hub)
 
-    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
-        """Return whether the layer of a tensor is of this kind."""
-        layer = re.search(r"layers\.(\d+)\.(self_attn|conv)\.", theirs)
-        if layer is None or config.decoder is None:
-            return True
-        kind = config.decoder.attention.mechanism.for_layer(int(layer[1])).kind
-        return (layer[2] == CONVOLUTION) == (kind != "softmax")
-
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the mechanism of every layer, and the inner width."""
         LlamaFamily.read_other_options(self, tree, hub)
-        decoder, softmax = tree["decoder"], tree["decoder"]["attention"]["mechanism"]
-        convolution = self.part("gated_convolution", hub)
-        parts = [softmax if kind == FULL else convolution for kind in _kinds(hub)]
-        decoder["attention"]["mechanism"] = in_turn("mechanisms", parts)
-        decoder["feedforward"]["intermediate_size"] = _inner(hub)
+        self.set_mechanisms(tree, hub, ["softmax" if kind == FULL else GATED for kind in _kinds(hub)])
+        tree["decoder"]["feedforward"]["intermediate_size"] = _inner(hub)
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the kinds of the layers, the width of the convolutions, and the inner width as it is."""
-        decoder = tree["decoder"]
-        parts = of_layers("mechanisms", decoder["attention"]["mechanism"], decoder["num_hidden_layers"])
+        parts = self.mechanisms(tree)
         return {
             **LlamaFamily.write_other_options(self, tree),
             **self.write_parts((), parts),
             "layer_types": [FULL if part["kind"] == "softmax" else CONVOLUTION for part in parts],
-            "intermediate_size": decoder["feedforward"].get("intermediate_size"),
+            "intermediate_size": tree["decoder"]["feedforward"].get("intermediate_size"),
             "block_auto_adjust_ff_dim": False,
         }
 

@@ -94,6 +94,7 @@ class NemotronH(ExpertsFamily):
             ),
         ),
     }
+    places: ClassVar = {**{f".{name}_proj": "softmax" for name in "qkvo"}, ".out_proj": "ssd"}
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -156,19 +157,17 @@ class NemotronH(ExpertsFamily):
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the mechanism and the feed-forward of every layer."""
-        own = {LINEAR: self.part("ssd", hub), FULL: self.part("softmax", hub)}
         after = {DENSE: self.part("dense", hub), SPARSE: self.part("experts", hub), None: {"kind": "none"}}
         pairs, decoder = _layers(_kinds(hub)), tree["decoder"]
         decoder["num_hidden_layers"] = len(pairs)
-        decoder["attention"]["mechanism"] = in_turn("mechanisms", [own[kind] for kind, _ in pairs])
+        self.set_mechanisms(tree, hub, ["ssd" if kind == LINEAR else "softmax" for kind, _ in pairs])
         decoder["feedforward"] = in_turn("feedforwards", [after[kind] for _, kind in pairs])
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the kinds of their layers, and the options of the kinds that the model has."""
         decoder = tree["decoder"]
-        count = decoder["num_hidden_layers"]
-        mechanisms = of_layers("mechanisms", decoder["attention"]["mechanism"], count)
-        feedforwards = of_layers("feedforwards", decoder["feedforward"], count)
+        mechanisms = self.mechanisms(tree)
+        feedforwards = of_layers("feedforwards", decoder["feedforward"], len(mechanisms))
         kinds = {"ssd": LINEAR, "softmax": FULL, "dense": DENSE, "experts": SPARSE}
         pairs = zip(mechanisms, feedforwards)
         listed = [kinds[part["kind"]] for pair in pairs for part in pair if part["kind"] in kinds]
@@ -183,14 +182,6 @@ class NemotronH(ExpertsFamily):
             "layers_block_type": listed,
             "num_hidden_layers": len(listed),
         }
-
-    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
-        """Return whether the layer of a projection has this kind of attention."""
-        layer = re.search(r"layers\.(\d+)\.mixer\.([qkvo]_|out_)proj", theirs)
-        if layer is None or config.decoder is None:
-            return True
-        kind = config.decoder.attention.mechanism.for_layer(int(layer[1])).kind
-        return (layer[2] == "out_") == (kind == "ssd")
 
     def links(self, config: ModelConfig, task: str, own: Mapping[str, Any]) -> list[Link]:
         """Return the links as for every family, with the numbers of their layers."""
