@@ -6,7 +6,7 @@ Jiang et al. 2024; Yang et al. 2024; Yang et al. 2025.
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyformer.models.checkpoints.config_mapping import (
     Option,
@@ -181,6 +181,7 @@ class Qwen2Moe(ExpertsFamily):
     )
     required: ClassVar = {"output_router_logits": False, "hidden_act": "silu"}
     windows = "layers"
+    window_flag = "use_sliding_window"
     other_options: ClassVar = {
         **LlamaFamily.other_options,
         **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 28, "layer_types": None},
@@ -195,21 +196,12 @@ class Qwen2Moe(ExpertsFamily):
         """Return the configuration as for every family; a window of 0 in files means none."""
         return super().config({**hub, "sliding_window": hub.get("sliding_window") or None}, task, head)
 
-    def window(self, hub: Tree) -> int | None:
-        """Return the window; files have one that no layer uses, unless a flag is set."""
-        return hub["sliding_window"] if hub["use_sliding_window"] else None
-
     def kinds(self, hub: Tree) -> list[str]:
         """Return the kind of each layer: from transformers' list, or else from the options."""
         if hub["layer_types"] is not None:
             return hub["layer_types"]
         last = hub["max_window_layers"] if self.window(hub) else 0
         return [LOCAL if (i + 1) % 2 and i < last else FULL for i in range(hub["num_hidden_layers"])]
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the flag of windows too."""
-        hub = super().write_other_options(tree)
-        return {**hub, "use_sliding_window": LOCAL in hub["layer_types"]}
 
 
 @register
@@ -236,6 +228,7 @@ class Qwen3Moe(ExpertsFamily):
     aliases: ClassVar = {"num_local_experts": "num_experts"}
     required: ClassVar = Qwen2Moe.required
     windows = "all"
+    window_flag = "use_sliding_window"
     other_options: ClassVar = {
         **LlamaFamily.other_options,
         **{"use_sliding_window": False, "sliding_window": 4096},
@@ -245,12 +238,3 @@ class Qwen3Moe(ExpertsFamily):
     }
     key_mapping: ClassVar = {**LlamaFamily.key_mapping, **NORMS, **EXPERT_KEYS}
     tasks = LlamaFamily.tasks
-
-    def window(self, hub: Tree) -> int | None:
-        """Return the window; files have one that no layer uses, unless a flag is set."""
-        return hub["sliding_window"] if hub["use_sliding_window"] else None
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the flag of windows too."""
-        hub: Any = super().write_other_options(tree)
-        return {**hub, "use_sliding_window": hub["sliding_window"] is not None}

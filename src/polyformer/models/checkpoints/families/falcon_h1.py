@@ -14,6 +14,7 @@ from polyformer.models.checkpoints.config_mapping import Option, Tree, flag, get
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.families.mamba2 import INFINITY, mixer_keys, step_limits, write_limits
 from polyformer.models.checkpoints.family import Task, register
+from polyformer.models.checkpoints.values import check_values
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig
@@ -105,12 +106,16 @@ class FalconH1(LlamaFamily):
 
     def config(self, hub: Tree, task: str, head: HeadConfig | None = None) -> ModelConfig:
         """Return the configuration as for every family, with the width of heads that files leave out."""
+        check_values(hub)
         if hub.get("mamba_d_head", "auto") in ("auto", None):
-            hub = {
-                **hub,
-                "mamba_d_head": _inner({**self.other_options, **hub}) // hub.get("mamba_n_heads", 128),
-            }
+            inner = _inner({**self.other_options, **hub})
+            hub = {**hub, "mamba_d_head": inner // hub.get("mamba_n_heads", 128)}
         return super().config(hub, task, head)
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Return whether the model is a decoder with softmax attention beside Mamba-2."""
+        attention = config.decoder.attention if super().fits(config) and config.decoder else None
+        return attention is not None and attention.beside is not None and attention.mechanism.kind == "ssd"
 
     def check(self, hub: Tree) -> None:
         """Raise `InputError` for heads that do not cover the inner width."""
