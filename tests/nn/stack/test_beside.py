@@ -21,7 +21,7 @@ from polyformer.nn.stack.multihead import MultiHeadAttention
 
 HEADS: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_size": 5, "bias": False}
 BESIDE = BesideConfig(
-    mechanism=SoftmaxConfig(pattern=Window(2, 0)),
+    second=SoftmaxConfig(pattern=Window(2, 0)),
     bias=True,
     input_scales=(0.7, 1.3),
     output_scales=(1.9, 0.4),
@@ -37,7 +37,7 @@ def test_a_layer_adds_the_outputs_of_both():
     own = {name: x for name, x in both.state_dict().items() if not name.startswith("beside.")}
     first.load_state_dict(own)
     second = MultiHeadAttention(
-        7, AttentionConfig(**{**HEADS, "bias": True}, mechanism=BESIDE.mechanism)
+        7, AttentionConfig(**{**HEADS, "bias": True}, mechanism=BESIDE.second)
     ).double()
     second.load_state_dict(both.beside.state_dict())
     x = torch.randn(2, 9, 7, dtype=torch.float64)
@@ -71,11 +71,13 @@ def test_what_runs_a_layer_in_another_way_is_refused(options: dict[str, Any], wo
 def test_options_without_a_meaning_for_two_kinds_are_refused():
     with pytest.raises(InputError, match="value_residual: a layer with attention beside its own has no such"):
         AttentionConfig(**HEADS, value_residual=True, beside=BESIDE)
+    linformer = BesideConfig(second=MechanismConfig.from_dict("linformer"))
     with pytest.raises(InputError, match="mechanism 'linformer' cannot run in a decoder"):
-        AttentionConfig(**HEADS, beside=BesideConfig(mechanism=MechanismConfig.from_dict("linformer")))
+        AttentionConfig(**HEADS, mechanism=SSDConfig(), beside=linformer)
+    with pytest.raises(InputError, match=r"beside: expected a recurrence such as 'ssd' .* got 'softmax'"):
+        AttentionConfig(**HEADS, beside=BesideConfig(second=SSDConfig()))
 
 
-def test_positions_that_change_scores_are_refused_by_either():
-    for config in (CONFIG, AttentionConfig(**HEADS, beside=BesideConfig(mechanism=SSDConfig()))):
-        with pytest.raises(InputError, match="mechanism 'ssd' cannot use a position scheme that changes"):
-            build_stack(StackConfig(attention=config, position=AlibiConfig()), 7, 9)
+def test_positions_that_change_scores_are_refused():
+    with pytest.raises(InputError, match="mechanism 'ssd' cannot use a position scheme that changes"):
+        build_stack(StackConfig(attention=CONFIG, position=AlibiConfig()), 7, 9)

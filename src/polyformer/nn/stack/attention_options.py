@@ -47,7 +47,19 @@ Scales = tuple[PositiveFloat, PositiveFloat]
 class BesideConfig(Config):
     """A second attention of each layer with the same heads, whose output is added (stack/beside.py)."""
 
-    mechanism: MechanismConfig = SoftmaxConfig()
+    second: MechanismConfig = SoftmaxConfig()
     bias: bool = False  # of all four projections
     input_scales: Scales = (1.0, 1.0)
     output_scales: Scales = (1.0, 1.0)
+
+    def check_next_to(self, mechanism: MechanismConfig) -> None:
+        """Raise `InputError` for a first mechanism with keys, and for a second that can do less."""
+        # What reads a cache of keys, or spreads heads over processes, finds the first and refuses it.
+        if mechanism.supports_recurrence or mechanism.supports_context_parallel:
+            raise InputError(
+                f"beside: expected a recurrence such as 'ssd' as the mechanism next to it, got "
+                f"{quote(mechanism.kind)}; exchange the two"
+            )
+        for ability in ("causal", "supports_packing", "supports_kv_cache"):
+            if getattr(mechanism, ability):
+                self.second.require(ability)

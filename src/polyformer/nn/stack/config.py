@@ -157,16 +157,14 @@ class AttentionConfig(Config):
                 raise InputError(
                     f"{name}: a layer with attention beside its own has no such option; unset it"
                 )
-        for ability in ("causal", "supports_packing", "supports_kv_cache"):
-            if getattr(self.mechanism, ability):
-                self.beside.mechanism.require(ability)
+        self.beside.check_next_to(self.mechanism)
         self.beside_config()
 
     def beside_config(self) -> "AttentionConfig":
         """Return the configuration of the attention beside the own, which has the same heads."""
         assert self.beside is not None
         return dataclasses.replace(
-            self, mechanism=self.beside.mechanism, bias=self.beside.bias, beside=None, output_gate=False
+            self, mechanism=self.beside.second, bias=self.beside.bias, beside=None, output_gate=False
         )
 
     @classmethod

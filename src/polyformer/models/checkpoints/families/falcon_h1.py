@@ -63,7 +63,7 @@ class FalconH1(LlamaFamily):
             | {"max_position_embeddings": 8192},
             *("attention_dropout", "hidden_act", "rms_norm_eps"),
         ),
-        option("attention_dropout", 0.0, f"{BESIDE}.mechanism.dropout"),
+        option("attention_dropout", 0.0, f"{BESIDE}.second.dropout"),
         option("rms_norm_eps", 1e-5, "decoder.norm.eps", f"{MIXER}.norm_eps"),
         option("mamba_d_conv", 4, f"{MIXER}.short_convolution"),
         option("mamba_conv_bias", True, f"{MIXER}.convolution_bias"),
@@ -137,7 +137,7 @@ class FalconH1(LlamaFamily):
         gated = "before_gate" if hub["mamba_norm_before_gate"] else "gated"
         attention["mechanism"] |= {"norm_of": gated if hub["mamba_rms_norm"] else "none", **step_limits(hub)}
         if hub["key_multiplier"] != 1.0:
-            attention["beside"]["mechanism"]["scale"] = hub["key_multiplier"] * _usual_scale(tree)
+            attention["beside"]["second"]["scale"] = hub["key_multiplier"] * _usual_scale(tree)
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return rotary positions, the factors of both kinds of attention, the norm and the limits."""
@@ -157,7 +157,7 @@ class FalconH1(LlamaFamily):
             "mamba_norm_before_gate": norm != "gated",
             "mamba_d_ssm": (heads.get("value_heads") or 0) * (heads.get("value_size") or 0),
             "projectors_bias": bool(attention["bias"]),
-            "key_multiplier": _key_factor(get_path(beside, "mechanism.scale"), _usual_scale(tree)),
+            "key_multiplier": _key_factor(get_path(beside, "second.scale"), _usual_scale(tree)),
         }
 
 
