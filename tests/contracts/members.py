@@ -25,6 +25,7 @@ from polyformer.attention.positions import (
     PositionConfig,
     RelationLabelsConfig,
     TransformerXLConfig,
+    XLNetConfig,
 )
 from polyformer.core.config import Config
 from polyformer.models.architectures import Transformer
@@ -198,6 +199,12 @@ class Case:
             names = {name: name.replace("input", "relation") for name in batch}
             batch = batch | {
                 new: torch.randint(-1, counts[0], (*batch[name].shape, batch[name].shape[1]))
+                for name, new in names.items()
+            }
+        if any(isinstance(part, XLNetConfig) for part in parts(self.config)):
+            names = {name: name.replace("input", "segment") for name in batch}
+            batch = batch | {
+                new: (torch.arange(batch[name].shape[1]) // 3).expand_as(batch[name])
                 for name, new in names.items()
             }
         extra = {

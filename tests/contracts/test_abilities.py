@@ -100,6 +100,7 @@ REFUSALS = {
         kind: {"supports_score_bias", "supports_recurrence"}
         for kind in ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd")
     },
+    "gated_convolution": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
     "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},
     "forgetting": {"supports_context_parallel"},

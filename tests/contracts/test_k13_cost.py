@@ -156,6 +156,7 @@ UNCOUNTED = {
     "Marked": "costs what the marked tokens of a batch cost",
     "Padding": "costs what the real tokens of a batch cost",
     "SourceSpans": "costs what the spans of a batch cost",
+    "gated_convolution": "its products are by channels, as many for each token as its width",
     "svd": "its decomposition is no matrix product, and it claims to save nothing",
 }
 

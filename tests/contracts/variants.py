@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from polyformer.attention.mechanisms import SoftmaxConfig
+from polyformer.attention.mechanisms import SoftmaxConfig, SSDConfig
 from polyformer.attention.patterns import Global, Window
 from polyformer.attention.positions import PositionConfig, RopeConfig
 from polyformer.core.config import Config
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import AdaptiveSoftmaxConfig
-from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, EmbeddingConfig
+from polyformer.nn.stack import AdaptiveConfig, AttentionConfig, BesideConfig, EmbeddingConfig
 
 Family = type[Config]
 
@@ -20,6 +20,8 @@ LATENT = {
     "latent": {"size": 8, "query_size": 10, "rotary_size": 4, "value_size": 5},
 }
 """A text is computed in the explicit form, and steps of decoding in the absorbed form."""
+
+BESIDE = {"bias": True, "input_scales": (0.5, 1.5), "output_scales": (2.0, 0.75)}
 
 
 def replaced(config: Any, family: Family, function: Callable[[Any], Config]) -> Any:
@@ -40,6 +42,13 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     ),
     "value residual": lambda base: replaced(
         base, AttentionConfig, lambda config: dataclasses.replace(config, value_residual=True)
+    ),
+    "beside": lambda base: replaced(
+        base,
+        AttentionConfig,
+        lambda config: dataclasses.replace(
+            config, mechanism=SSDConfig(short_convolution=3), beside=BesideConfig(**BESIDE)
+        ),
     ),
     "latent": lambda base: replaced(
         replaced(base, PositionConfig, lambda _: RopeConfig()),

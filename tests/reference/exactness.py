@@ -31,6 +31,7 @@ from transformers.models.marian import modeling_marian
 from transformers.models.mistral import modeling_mistral
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.mt5 import modeling_mt5
+from transformers.models.nemotron_h import modeling_nemotron_h
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.pegasus import modeling_pegasus
 from transformers.models.phi3 import modeling_phi3
@@ -42,6 +43,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
 from transformers.models.xlm import modeling_xlm
+from transformers.models.xlnet import modeling_xlnet
 
 from polyformer.models.checkpoints import FAMILIES
 from tolerances import Double, with_exact_waves
@@ -184,6 +186,11 @@ def mamba2(patch: Patch) -> None:
     in_double(patch, modeling_mamba2, modeling_mamba2.Mamba2Model, modeling_mamba2.Mamba2ForCausalLM)
 
 
+def nemotron_h(patch: Patch) -> None:
+    module = modeling_nemotron_h
+    in_double(patch, module, module.NemotronHModel, module.NemotronHForCausalLM)
+
+
 def gated_delta(module: Any, kind: str) -> Callable[[Patch], None]:
     def patched(patch: Patch) -> None:
         patch.setattr(module, "torch", Double())
@@ -206,6 +213,20 @@ def trunk(name: str) -> Callable[[Patch], None]:
 def bloom(patch: Patch) -> None:
     trunk("bloom")(patch)
     patch.setattr(modeling_bloom.BloomGelu, "forward", lambda self, x: F.gelu(x, approximate="tanh"))
+
+
+class Empty:
+    """torch for a module of transformers that makes parameters in float32: here in the default type."""
+
+    FloatTensor = staticmethod(torch.empty)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def xlnet(patch: Patch) -> None:
+    patch.setattr(modeling_xlnet, "torch", Empty())
+    in_double(patch, modeling_xlnet, modeling_xlnet.XLNetModel)
 
 
 class Waves(torch.nn.Module):
@@ -246,11 +267,12 @@ TRUNKS = (
         "eurobert",
         "exaone4",
         "falcon",
+        "falcon_h1",
         "gemma",
         "gemma2",
         "glm4",
     ),
-    *("gpt_neox", "granite", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
+    *("gpt_neox", "granite", "lfm2", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 PATCHES: dict[str, Callable[[Patch], None]] = {
@@ -268,6 +290,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "m2m_100": m2m_100,
     "mamba2": mamba2,
     "mistral": llama,
+    "nemotron_h": nemotron_h,
     "modernbert": modernbert,
     "olmo2": llama,
     "phi3": llama,
@@ -284,6 +307,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "marian": waves(modeling_marian, "MarianSinusoidalPositionalEmbedding"),
     "pegasus": waves(modeling_pegasus, "PegasusSinusoidalPositionalEmbedding"),
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
+    "xlnet": xlnet,
 }
 """Replacements in transformers' modules, for one test, by model_type."""
 

@@ -106,11 +106,13 @@ def add_labels(result: Case, config: Any, task: str, problem: str) -> None:
     """Ours, and transformers' where they differ."""
     ids, mask = result.inputs["input_ids"], result.inputs["attention_mask"]
     tokens = TOKENS.masked_fill(mask == 0, -100)
-    if task.endswith(("ForCausalLM", "LMHeadModel")) and (config.model_type != "xlm" or config.causal):
+    if task.endswith(("ForCausalLM", "LMHeadModel")) and getattr(
+        config, "causal", config.model_type != "xlnet"
+    ):
         result.labels, result.their_labels = labelled(ids, mask, config.model_type in OWN_SHIFT)
     elif task in ("ForConditionalGeneration", "MTModel"):
         result.labels = {"labels": GOALS.masked_fill(result.mask == 0, -100)}
-    elif task.endswith(("ForMaskedLM", "WithLMHeadModel")):
+    elif task.endswith(("ForMaskedLM", "LMHeadModel")):
         result.labels = {"labels": tokens}
     elif task == "ForPreTraining" and config.model_type == "electra":
         replaced = torch.randint(2, ids.shape, generator=torch.Generator().manual_seed(7))
@@ -142,8 +144,8 @@ def labelled(ids: Tensor, mask: Tensor, shift: bool = False) -> tuple[Inputs, In
 def choices(theirs: Any) -> Case:
     """Two questions of three choices each, of different lengths; three separators in each."""
     config = theirs.config
-    # of Longformer's gradients some are NaN where choices are padded
-    lengths = (16,) * 6 if config.model_type == "longformer" else (11, 8, 7, 9, 11, 10)
+    # of Longformer's gradients some are NaN where choices are padded, and XLNet's score the last slot
+    lengths = (16,) * 6 if config.model_type in ("longformer", "xlnet") else (11, 8, 7, 9, 11, 10)
     inputs = texts(23, lengths, pad=config.pad_token_id)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     separator = 4 if config.pad_token_id == 2 else 2

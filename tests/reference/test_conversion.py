@@ -30,12 +30,15 @@ from polyformer.models.checkpoints import FAMILIES, convert, from_transformers
 
 LENGTH, LONGER = 12, 47
 DENSE: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [0, 1, 2]},
     "big_bird": {"attention_type": "original_full"},
     "gemma3_text": {"sliding_window": 40},
     "gpt_neo": {"window_size": 40},
+    "lfm2": {"layer_types": ["full_attention"] * 3},
     "led": {"attention_window": [40, 40]},
     "longformer": {"attention_window": [40, 40]},
     "mistral": {"sliding_window": 40},
+    "nemotron_h": {"layers_block_type": ["full_attention", "mlp", "full_attention"]},
     "modernbert": {"local_attention": 80},
     "qwen2": {"sliding_window": 40},
     **{
@@ -70,13 +73,14 @@ OTHERS = {
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
     **dict.fromkeys(
-        ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd"), "it has no softmax"
+        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "ssd"),
+        "it has no softmax",
     ),
 }
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 
-PARTICULAR = ("gpt_oss", "mamba2")
-"""Families without softmax attention, or with sinks, which other mechanisms lack."""
+PARTICULAR = ("falcon_h1", "gpt_oss", "mamba2")
+"""Families without softmax attention alone, or with sinks, which other mechanisms lack."""
 
 PATTERNS = [
     "Window(12)",

@@ -60,9 +60,10 @@ def right_alone(name: str, task: str, config: dict[str, Any]) -> bool:
 
 UNRECORDED = (
     *("beit", "clip_text_model", "clip_vision_model", "deit", "dinov2", "mamba2", "reformer"),
-    *("siglip_text_model", "siglip_vision_model", "vit"),
+    *("nemotron_h", "siglip_text_model", "siglip_vision_model", "vit"),
 )
-"""Families whose last hidden states in transformers are those before the norm."""
+"""Families whose last hidden states in transformers are those before the norm, or whose layers are fewer
+here."""
 
 CASES = [
     (name, task, config, "right" if right_alone(name, task, config) else side, problem)

@@ -142,7 +142,15 @@ def test_descendants_of_bert_write_as_decoders(name: str, task: str, tmp_path: P
 @torch.no_grad()
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
-    "name", [pytest.param("bamba", marks=pytest.mark.nightly), "mamba2", "qwen3_5_text", "qwen3_next"]
+    "name",
+    [
+        pytest.param("bamba", marks=pytest.mark.nightly),
+        "lfm2",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_5_text",
+        "qwen3_next",
+    ],
 )
 def test_recurrent_decoders_write_from_their_state(name: str, tmp_path: Path):
     """transformers' classes return no attention weights of these layers."""

@@ -232,3 +232,22 @@ def test_two_tensors_of_one_of_ours_have_one_size():
         InputError, match=r"in_proj_b.weight' makes .* of shape \(3, 24\), .* shape \(4, 24\)"
     ):
         model_of_tensors({**theirs.config.to_dict(), "architectures": ["Qwen3_5ForCausalLM"]}, tensors)
+
+
+def test_older_files_of_nemotron_h_name_their_layers_by_letters():
+    """Two of their layers are one of ours, if the second is a feed-forward."""
+    theirs = their_config(
+        "nemotron_h", "ForCausalLM", layers_block_type=None, hybrid_override_pattern="MM-*EM"
+    )
+    kinds = ["linear_attention", "linear_attention", "mlp", "full_attention", "moe", "linear_attention"]
+    assert theirs.layers_block_type == kinds
+    expected = read_config(theirs)
+    older = {"layers_block_type": "absent", "layer_types": "absent", "hybrid_override_pattern": "MM-*EM"}
+    actual = read_config(theirs, **older)
+    assert actual.decoder == expected.decoder
+    assert actual.decoder is not None
+    layers = range(actual.decoder.num_hidden_layers)
+    feedforwards = [actual.decoder.feedforward.for_layer(i).kind for i in layers]
+    assert feedforwards == ["none", "dense", "experts", "none"]
+    mechanisms = [actual.decoder.attention.mechanism.for_layer(i).kind for i in layers]
+    assert mechanisms == ["ssd", "ssd", "softmax", "ssd"]

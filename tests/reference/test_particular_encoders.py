@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from exactness import PATCHES
-from families import Inputs, counted, loaded, same, shaken, texts, verify
+from families import Inputs, compare_gradients, counted, loaded, same, shaken, squares, texts, verify
 from family_inputs import TOKENS, TOPICS, without_effect
 from family_table import TABLE, read_config, their_config, their_model
 
@@ -14,6 +14,7 @@ from polyformer import from_pretrained
 from polyformer.attention.patterns import Marked, Window
 from polyformer.core.errors import InputError
 from polyformer.models import transformers as hub
+from polyformer.models.architectures import TwoStreams
 from polyformer.models.checkpoints import FAMILIES
 from polyformer.models.presets import create_model, model_config
 from polyformer.nn.heads import ClassifyConfig, SpanConfig, TagConfig
@@ -31,7 +32,7 @@ GLOBAL: dict[str, list[list[int]]] = {
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("deberta", "longformer", "modernbert", "xlm"):
+    for name in ("deberta", "longformer", "modernbert", "xlm", "xlnet"):
         PATCHES[name](monkeypatch)
 
 
@@ -233,3 +234,46 @@ def test_without_languages_none_is_added(tmp_path: Path):
     theirs = shaken(their_model("xlm", "Model", n_langs=4))
     ours, inputs = loaded(theirs, tmp_path), texts(23, pad=2)
     same(ours(**inputs).last_hidden_state[0], theirs(**inputs).last_hidden_state[0])
+
+
+def test_segments_of_xlnet_are_its_token_types(tmp_path: Path):
+    """Any numbers: whether two are equal matters alone."""
+    theirs = shaken(their_model("xlnet", "LMHeadModel", clamp_len=5))
+    ours = loaded(theirs, tmp_path)
+    inputs = texts(23, (LENGTH, 9, 5), side="left")
+    mask = inputs["attention_mask"].bool()
+    segments = torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [4]).expand(3, -1)
+    actual, expected = (
+        model(**inputs, **{name: segments}).logits[mask]
+        for model, name in ((ours, "segment_ids"), (theirs, "token_type_ids"))
+    )
+    same(actual, expected)
+    assert not torch.allclose(ours(**inputs).logits[mask], actual)
+    compare_gradients(ours, squares([actual]), theirs, squares([expected]))
+
+
+@pytest.mark.parametrize("with_segments", [False, True])
+def test_two_streams_of_xlnet(with_segments: bool, tmp_path: Path):
+    """Of each row the last tokens of an order are predicted, the others are known to all."""
+    theirs: Any = shaken(their_model("xlnet", "LMHeadModel"))
+    ours = loaded(theirs, tmp_path)
+    query = torch.nn.Parameter(ours.unused_tensors["transformer.mask_emb"].flatten())
+    model = TwoStreams(ours, query)
+    inputs = texts(23, (LENGTH, 9, 7), side="left")
+    mask, known, goals = inputs["attention_mask"], 3, 3
+    torch.manual_seed(5)
+    places = torch.rand(3, LENGTH, dtype=torch.float64).masked_fill(mask == 0, -1.0).argsort(1).argsort(1)
+    ranks = (places - (LENGTH - goals) + 1).clamp_min(0)
+    assert (ranks == 0).sum() > known
+    targets = torch.stack([(ranks == number).long().argmax(1) for number in range(1, goals + 1)], 1)
+    before = (ranks[:, None, :] < ranks[:, :, None]) | ((ranks[:, None, :] == 0) & (ranks[:, :, None] == 0))
+    mapping = torch.nn.functional.one_hot(targets, LENGTH).double()
+    segments = (torch.arange(LENGTH) // 4).expand(3, -1)
+    more = ({"segment_ids": segments}, {"token_type_ids": segments}) if with_segments else ({}, {})
+    actual = model(**inputs, ranks=ranks, **more[0]).logits
+    actual = actual.gather(1, targets[..., None].expand(-1, -1, actual.shape[2]))
+    expected = theirs(**inputs, perm_mask=(~before).double(), target_mapping=mapping, **more[1]).logits
+    same(actual, expected)
+    compare_gradients(ours, squares([actual]), theirs, squares([expected]), dead=("transformer.mask_emb",))
+    assert query.grad is not None
+    same(query.grad, theirs.transformer.mask_emb.grad.flatten())

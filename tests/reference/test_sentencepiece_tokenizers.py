@@ -146,6 +146,21 @@ def test_deberta_v2_adds_its_mask_and_splits_at_punctuation(tmp_path):
     assert ours.mask_id == size
 
 
+def test_xlnet_ends_in_its_class_token(tmp_path):
+    """Its type is 2, that of padding 3."""
+    symbols = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+    learn(tmp_path / "spiece.model", control_symbols=symbols)
+    ours, theirs = both(
+        write(
+            tmp_path, config={"model_type": "xlnet"}, tokenizer_config={"tokenizer_class": "XLNetTokenizer"}
+        ),
+        "XLNetTokenizer",
+    )
+    same(ours, theirs)
+    saves(ours, tmp_path, "xlnet")
+    assert ours.encode_for_model("the fox")[0][-2:] == [ours.sep_id, ours.cls_id]
+
+
 @pytest.mark.parametrize(
     ("model_type", "options"),
     [("unigram", {}), ("bpe", {}), ("char", {}), ("unigram", IN_BYTES), ("bpe", IN_BYTES)],

@@ -2,9 +2,10 @@
 
 import argparse
 import importlib
+import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,11 +114,13 @@ def reach_table() -> str:
     from polyformer.models.checkpoints import FAMILIES
     from polyformer.models.checkpoints.gguf import ARCHITECTURES
 
-    lines = ["| model_type | what | by `attach` | GGUF | heads |", "|---|---|---|---|---|"]
+    lines = ["| model_type | what | by `attach` | GGUF | differs | heads |", "|---|---|---|---|---|---|"]
+    differing = _differing()
     for name in sorted(FAMILIES):
         family = FAMILIES[name]
         heads = ", ".join(dict.fromkeys(f"`{task.head.kind}`" for task in family.tasks.values()))
         ways = f"{_attached(family.class_prefix)} | {'yes' if name in ARCHITECTURES else ''}"
+        ways += f" | {'[yes](#where-ours-differs)' if _plain(name) in differing else ''}"
         lines.append(f"| `{name}` | {_cell(sentence(family))} | {ways} | {heads} |")
     return "\n".join(lines)
 
@@ -131,12 +134,43 @@ def refused_table() -> str:
     return "\n".join(lines)
 
 
+def other_types() -> str | None:
+    """Return the other model types of transformers; None unless the tested version is installed."""
+    from polyformer.models.checkpoints import FAMILIES
+    from polyformer.models.checkpoints.load import REFUSED
+
+    try:
+        installed = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if f"transformers {installed}" != verified():
+        return None
+    mapping = importlib.import_module("transformers.models.auto.configuration_auto")
+    names = sorted({*mapping.CONFIG_MAPPING_NAMES} - {*FAMILIES} - {*REFUSED})
+    attached = [name for name in names if _attached(name)]
+    others = [name for name in names if not _attached(name)]
+    lists = (", ".join(f"`{name}`" for name in some) for some in (attached, others))
+    return "By `attach`: {}.\n\nNeither way: {}.".format(*lists)
+
+
+def _differing() -> set[str]:
+    """Return the `_plain` names of the families with an entry of "Where ours differs" in docs/models.md."""
+    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    entries = page.partition("## Where ours differs")[2].partition("\n## ")[0]
+    heads = re.findall(r"^- ([^:]+):", entries, re.MULTILINE)
+    return {_plain(name) for head in heads for name in head.split(",")}
+
+
+def _plain(name: str) -> str:
+    """Return the name of a family, its model type or its classes without case, signs and "text"."""
+    return re.sub(r"[^a-z0-9]", "", name.strip().removesuffix("_text").lower())
+
+
 def _attached(name: str) -> str:
     """Return "yes" if the architecture is tested with our attention; the name of a type or of its classes."""
     from polyformer.models.attached.architectures import ARCHITECTURES
 
-    plain = re.sub(r"[^a-z0-9]", "", name.removesuffix("_text").lower())
-    return "yes" if any(row.name.lower() == plain for row in ARCHITECTURES) else ""
+    return "yes" if any(row.name.lower() == _plain(name) for row in ARCHITECTURES) else ""
 
 
 def architecture_table() -> str:
@@ -160,12 +194,13 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-TABLES = {
+TABLES: dict[str, Callable[[], str | None]] = {
     "members": member_table,
     "presets": preset_table,
     "families": family_table,
     "reach": reach_table,
     "refused": refused_table,
+    "other-types": other_types,
     "architectures": architecture_table,
     "limits": limit_table,
     "sizes": size_table,
@@ -174,12 +209,15 @@ TABLES = {
 
 
 def generated(text: str) -> str:
-    """Return `text` with the content between `<!-- NAME -->` and `<!-- /NAME -->` regenerated."""
+    """Return `text` with the content between `<!-- NAME -->` and `<!-- /NAME -->` regenerated.
+
+    It stays as it is where this machine lacks what it is made of.
+    """
     for name, make in TABLES.items():
         start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if start in text and end in text:
+        if start in text and end in text and (content := make()) is not None:
             head, rest = text.split(start, 1)
-            text = f"{head}{start}\n{make()}\n{end}{rest.split(end, 1)[1]}"
+            text = f"{head}{start}\n{content}\n{end}{rest.split(end, 1)[1]}"
     return text
 
 

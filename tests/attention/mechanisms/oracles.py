@@ -182,6 +182,22 @@ def convolved(config: Any, head: Head) -> list[Array]:
     return [recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in tables]
 
 
+def gated_convolution(config: Any, head: Head) -> Array:
+    """Sums of at most `width` products of keys and values, slot by slot, of tokens of one document."""
+    channels = slice(head.number * WIDTH, (head.number + 1) * WIDTH)
+    taps, bias = array(head.module.taps)[:, channels], head.module.bias
+    last = 0 if head.causal else config.width // 2
+    y = np.zeros_like(head.q)
+    for tokens in head.documents:
+        for t in tokens:
+            for tap in range(config.width):
+                other = t + tap + 1 - config.width + last
+                if other in tokens:
+                    y[t] += taps[tap] * head.k[other] * head.v[other]
+            y[t] = head.q[t] * (y[t] if bias is None else y[t] + array(bias)[channels])
+    return y
+
+
 def recurrence(config: Any, head: Head) -> Array:
     """The scan of a member's keys, values and gates, with the norm and the gate of its output."""
     module, number = head.module, head.number
@@ -212,17 +228,24 @@ def recurrence(config: Any, head: Head) -> Array:
 
 
 def ssd(config: Any, head: Head) -> Array:
-    """The norm is over the channels of all heads."""
-    outputs = []
+    """The norm is over the channels of all heads; factors are of z, v, k, q and the step."""
+    outputs, gates = [], []
+    z, v_scale, k_scale, q_scale, step_scale = config.scales or (1.0,) * 5
     for each in head.heads:
-        q, k, v = convolved(config, each)
+        own = dataclasses.replace(each, q=each.q * q_scale, k=each.k * k_scale, v=each.v * v_scale)
+        q, k, v = convolved(config, own)
         parameters = each.module.log_rate, each.module.bias, each.module.residual
         rate, bias, residual = (array(x)[each.number] for x in parameters)
-        step = recurrent.softplus(own_gate(each, "step") + bias)
+        step = recurrent.softplus(own_gate(each, "step") * step_scale + bias)
         y = recurrent.scan(q, k, v * step, each.documents, each.causal, -np.exp(rate) * step) + residual * v
-        outputs.append(y * recurrent.silu(own_gate(each, "output")))
-    size = np.mean(np.square(outputs), (0, 2))[:, None] + 1e-5
-    return outputs[head.number] / np.sqrt(size) * array(head.module.norm.weight)
+        outputs.append(y)
+        gates.append(recurrent.silu(own_gate(each, "output") * z))
+    y, gate = np.array(outputs), np.array(gates)
+    if config.norm_of == "none":
+        return (y * gate)[head.number]
+    before, after = (y, gate) if config.norm_of == "before_gate" else (y * gate, np.ones_like(gate))
+    size = np.mean(np.square(before), (0, 2))[:, None] + 1e-5
+    return (before / np.sqrt(size) * array(head.module.norm.weight) * after)[head.number]
 
 
 def alternate(config: Any, head: Head) -> Array:
@@ -236,6 +259,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "alternate": alternate,
     "delta": recurrence,
     "dynamic_span": dynamic_span,
+    "gated_convolution": gated_convolution,
     "gated_delta": recurrence,
     "gla": recurrence,
     "kda": recurrence,

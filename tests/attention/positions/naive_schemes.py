@@ -260,6 +260,15 @@ class NaiveTransformerXL(Naive, kind="transformer_xl"):
         return (q @ k + q @ key + u @ k + v @ key) / math.sqrt(len(q))
 
 
+class NaiveXLNet(NaiveTransformerXL, kind="xlnet"):
+    """Yang et al. 2019, section 2.5: a further term (q_i + b) . s_ij."""
+
+    def score(self, q: Tensor, k: Tensor, pair: Pair) -> Tensor:
+        bias = self.position.w[self.layer % len(self.position.w)][pair.head, 0]
+        segment = self.position.segments[self.layer][0 if pair.same_segment else 1, pair.head]
+        return super().score(q, k, pair) + (q + bias) @ segment / math.sqrt(len(q))
+
+
 class NaiveDeberta(Naive, kind="deberta"):
     """He et al. 2021, equations 2 to 4; the logarithmic buckets are those of the second version."""
 

@@ -65,6 +65,7 @@ def test_the_schemes_that_count_in_a_cache_are_those_of_distances():
         "rope",
         "t5",
         "transformer_xl",
+        "xlnet",
     }
 
 

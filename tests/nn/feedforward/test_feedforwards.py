@@ -27,6 +27,7 @@ ACTIVATIONS = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "squared_relu": lambda x: torch.where(x > 0, x * x, 0.0),
 }
 
 

@@ -3,6 +3,7 @@
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.chosen_blocks import MobaConfig, NSAConfig, TopBlocksConfig
+from polyformer.attention.mechanisms.gated_convolution import GatedConvolutionConfig
 from polyformer.attention.mechanisms.linear.feature_attention import PerformerConfig, RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
 from polyformer.attention.mechanisms.lsh import LSHConfig
@@ -36,6 +37,7 @@ __all__ = [
     "DynamicSpanConfig",
     "ForgettingConfig",
     "GLAConfig",
+    "GatedConvolutionConfig",
     "GatedDeltaConfig",
     "KDAConfig",
     "LSHConfig",

@@ -32,7 +32,7 @@ from polyformer.attention.positions.deberta import DebertaConfig
 from polyformer.attention.positions.grid_bias import GridBiasConfig
 from polyformer.attention.positions.labels import EtcLabelsConfig, RelationBiasConfig, RelationLabelsConfig
 from polyformer.attention.positions.rope import RopeConfig
-from polyformer.attention.positions.transformer_xl import TransformerXLConfig
+from polyformer.attention.positions.transformer_xl import TransformerXLConfig, XLNetConfig
 from polyformer.core.registry import import_modules
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "StepSinusoidConfig",
     "T5BiasConfig",
     "TransformerXLConfig",
+    "XLNetConfig",
     "sinusoids",
     "with_relations",
 ]

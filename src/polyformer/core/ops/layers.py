@@ -37,7 +37,12 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "quick_gelu"]
+def squared_relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)^2 (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "quick_gelu", "squared_relu"]
 """The type of an option that names an activation."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,6 +53,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "quick_gelu": quick_gelu,
+    "squared_relu": squared_relu,
 }
 
 

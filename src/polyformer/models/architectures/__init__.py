@@ -17,6 +17,7 @@ from polyformer.models.architectures.trajectory import (
     TrajectoryTransformer,
 )
 from polyformer.models.architectures.transformer import Transformer
+from polyformer.models.architectures.two_streams import TwoStreams
 from polyformer.models.architectures.vision import VisionConfig, VisionTransformer
 from polyformer.models.architectures.zero_memory import zero_memory
 
@@ -33,6 +34,7 @@ __all__ = [
     "TrajectoryOutput",
     "TrajectoryTransformer",
     "Transformer",
+    "TwoStreams",
     "TwoTowers",
     "VisionConfig",
     "VisionTransformer",

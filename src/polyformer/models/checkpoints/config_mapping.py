@@ -73,6 +73,7 @@ ACTIVATIONS: dict[str, ActivationName] = {
     "tanh": "tanh",
     "sigmoid": "sigmoid",
     "quick_gelu": "quick_gelu",
+    "relu2": "squared_relu",
 }
 
 

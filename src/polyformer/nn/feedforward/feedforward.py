@@ -3,6 +3,7 @@
     dense                   act(x W_in + b_in) W_out + b_out
     gated                   (act(x W_gate) * x W_in) W_out
                             (act(min(x W_gate, L)) * (clamp(x W_in, -L, L) + o)) W_out, with clamp and offset
+                            s_2 (act(s_1 x W_gate) * x W_in) W_out, with scales
     none                    0
     alternate               f_l(x), in layer l
     chunked                 concat(f(x_1), f(x_2), ..), x_i: `chunk` tokens each
@@ -128,19 +129,32 @@ class GatedConfig(SizedConfig):
     The cost is 3 E F products per token.
 
     `activation`: "sigmoid" for GLU, "gelu" for GEGLU, "silu" for SwiGLU. The clamped SwiGLU of gpt-oss has
-    "quick_gelu", `clamp` 7, `up_offset` 1 and biases.
+    "quick_gelu", `clamp` 7, `up_offset` 1 and biases. Falcon-H1 has `scales`, factors of the projection
+    before the activation and of the output.
     """
 
     activation: ActivationName = "silu"
     bias: bool = False
     clamp: PositiveFloat | None = None  # of the linear projection, and above only of the activated one
     up_offset: FiniteFloat = 0.0  # added to the linear projection
+    scales: tuple[PositiveFloat, PositiveFloat] | None = None
 
     kind: ClassVar[str] = "gated"
     paper: ClassVar[str] = "Shazeer 2020, equations 5 and 6"
 
+    def __post_init__(self) -> None:
+        if self.scales is not None and (self.clamp is not None or self.up_offset):
+            raise InputError(
+                f"scales: expected null with clamp {self.clamp} and up_offset {self.up_offset}, got "
+                f"{self.scales}; unset either"
+            )
+
     def build(self, hidden_size: int) -> "Gated":
-        return Gated(hidden_size, self)
+        return Gated(hidden_size, self) if self.scales is None else ScaledGated(hidden_size, self)
+
+    @classmethod
+    def examples(cls) -> tuple["GatedConfig", ...]:
+        return cls(), cls(scales=(0.5, 1.5))
 
 
 class Gated(FeedForward):
@@ -170,6 +184,20 @@ class Gated(FeedForward):
             gate = activation(self.activation)(self.gate(x).clamp(max=self.clamp))
             up = self.up(x).clamp(-self.clamp, self.clamp)
         return self.down(self.dropout(gate * (up + self.up_offset if self.up_offset else up)))
+
+
+class ScaledGated(Gated):
+    """A gated feed-forward with factors of the projection before the activation, and of the output."""
+
+    def __init__(self, hidden_size: int, config: GatedConfig):
+        super().__init__(hidden_size, config)
+        assert config.scales is not None
+        self.gate_scale, self.output_scale = config.scales
+
+    def forward(self, x: Tensor, context: Context | None = None) -> Tensor:
+        """Return s_2 (act(s_1 x W_gate) * x W_in) W_out."""
+        gate = activation(self.activation)(self.gate(x) * self.gate_scale)
+        return self.down(self.dropout(gate * self.up(x))) * self.output_scale
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

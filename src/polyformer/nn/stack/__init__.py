@@ -1,8 +1,9 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
+from polyformer.nn.stack.attention_options import BesideConfig, LatentConfig
 from polyformer.nn.stack.compressed import with_policy
-from polyformer.nn.stack.config import AttentionConfig, LatentConfig, StackConfig
+from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
 from polyformer.nn.stack.embedding import Embedding, EmbeddingConfig, TokenDropoutConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
@@ -18,6 +19,7 @@ __all__ = [
     "AdaptiveConfig",
     "AdaptiveEmbedding",
     "AttentionConfig",
+    "BesideConfig",
     "ConvolutionConfig",
     "Embedding",
     "EmbeddingConfig",

@@ -16,12 +16,13 @@ from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.positions import Position, PositionConfig, SinusoidalConfig
 from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.core.ops.norms import LayerNormConfig, NormConfig
 from polyformer.core.ranges import LAYERS, PositiveInt, Probability
 from polyformer.nn.block import BlockConfig, PostNormConfig
 from polyformer.nn.depth import DepthConfig, FixedConfig
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig, NoFeedForwardConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
+from polyformer.nn.stack.attention_options import BesideConfig, LatentConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
 
 
@@ -62,34 +63,6 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LatentConfig(Config):
-    """Sizes of multi-head latent attention, by default as in DeepSeek-V2 for heads of D channels.
-
-    `form`: how queries read the latents; by default the form with fewer products (stack/latent.py).
-    """
-
-    size: PositiveInt | None = None  # of the latent of keys and values; by default 4 D
-    query_size: PositiveInt | None = None  # of the latent of queries; by default queries have none
-    rotary_size: PositiveInt | None = None  # channels of a head with positions; by default D / 2, made even
-    value_size: PositiveInt | None = None  # of a head's values; by default D
-    norm: NormConfig = RMSNormConfig(eps=1e-6)  # of the latents
-    form: Literal["auto", "explicit", "absorbed"] = "auto"
-
-    def __post_init__(self) -> None:
-        if not self.norm.tokenwise:
-            kind = quote(self.norm.kind)
-            raise InputError(f"norm: expected a norm of each token, such as 'rms', got {kind}")
-
-    def widths(self, head_size: int) -> tuple[int, int, int]:
-        """Return the channels of the rotated part, of the latent and of a value, for heads of this width."""
-        return (
-            self.rotary_size or 2 * max(head_size // 4, 1),  # even, as RoPE rotates pairs
-            self.size or 4 * head_size,
-            self.value_size or head_size,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig(Config):
     """The heads and projections of attention, and its mechanism."""
 
@@ -104,6 +77,7 @@ class AttentionConfig(Config):
     output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
     value_residual: bool = False  # sums with the values of the first layer (stack/multihead.py)
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
+    beside: BesideConfig | None = None  # a second attention whose output is added (stack/beside.py)
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -126,6 +100,7 @@ class AttentionConfig(Config):
                 raise InputError("value_residual: expected false with global_projections, got true")
         self._check_qk_norm()
         self._check_latent()
+        self._check_beside()
         for name in () if isinstance(self.bias, bool) else self.bias:
             if name not in PROJECTIONS:
                 raise unknown("bias", name, PROJECTIONS)
@@ -167,6 +142,30 @@ class AttentionConfig(Config):
                 raise InputError(f"{name}: latent attention has no such projections; use only one of them")
         if not isinstance(self.bias, bool) and "value" in self.bias:
             raise InputError("bias: latent attention has biases of 'query', 'key' and 'output', got 'value'")
+
+    def _check_beside(self) -> None:
+        """Raise `InputError` for options that two kinds of attention in a layer do not have."""
+        if self.beside is None:
+            return
+        others = {
+            "global_projections": self.global_projections,
+            "value_residual": self.value_residual,
+            "latent": self.latent is not None,
+        }
+        for name, present in others.items():
+            if present:
+                raise InputError(
+                    f"{name}: a layer with attention beside its own has no such option; unset it"
+                )
+        self.beside.check_next_to(self.mechanism)
+        self.beside_config()
+
+    def beside_config(self) -> "AttentionConfig":
+        """Return the configuration of the attention beside the own, which has the same heads."""
+        assert self.beside is not None
+        return dataclasses.replace(
+            self, mechanism=self.beside.second, bias=self.beside.bias, beside=None, output_gate=False
+        )
 
     @classmethod
     def expanded(cls, data: object, where: str) -> object:
@@ -213,7 +212,8 @@ class AttentionConfig(Config):
     def has_features(self, layer: int) -> bool:
         """Return whether layer `layer` needs more than plain multi-head attention (`FeatureAttention`)."""
         mechanism = self.mechanism.for_layer(layer)
-        options = self.global_projections, self.value_residual, self.output_gate, self.latent is not None
+        parts = self.latent is not None, self.beside is not None
+        options = self.global_projections, self.value_residual, self.output_gate, *parts
         own = mechanism.projected_heads(self.num_attention_heads, self.kv_heads, 1).own
         gates = mechanism.gate_sizes(self.num_attention_heads, 1)
         return any(options) or own or mechanism.shares_queries or bool(gates)
@@ -228,7 +228,9 @@ class AttentionConfig(Config):
         pattern: between the two sequences; None for all keys.
         """
         own = dict.fromkeys(("global_projections", "output_gate", "value_residual"), False)
-        return dataclasses.replace(self, mechanism=self.mechanism.cross(pattern), latent=None, **own)
+        return dataclasses.replace(
+            self, mechanism=self.mechanism.cross(pattern), latent=None, beside=None, **own
+        )
 
 
 def check_position_terms(position: Position, mechanism: MechanismConfig, latent: bool) -> None:
@@ -334,6 +336,7 @@ class StackConfig(Config):
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
+        self._check_beside()
 
     def _check_value_residual(self) -> None:
         """Raise `InputError` for parts that compute a layer without the first layer's values."""
@@ -389,6 +392,19 @@ class StackConfig(Config):
                 raise InputError(
                     f"norm: {quote(self.norm.kind)} computes statistics over all tokens, each once, but "
                     f"{name} {quote(getattr(self, name).kind)} normalizes some twice or never; use 'layer'"
+                )
+
+    def _check_beside(self) -> None:
+        """Raise `InputError` for parts that run a layer in a way that two kinds of attention do not have."""
+        if self.attention.beside is None:
+            return
+        check_within_sequence(self.attention.beside_config(), "attention.beside")
+        for name, usual in (("memory", NoMemoryConfig), ("depth", FixedConfig)):
+            part = getattr(self, name)
+            if not isinstance(part, usual):
+                raise InputError(
+                    f"{name}: {quote(part.kind)} reads the keys of a layer, which has two kinds of attention "
+                    "side by side; unset attention.beside or this option"
                 )
 
     def owner(self, hidden_size: int, has_cross: bool) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from polyformer.nn.block import Block, SubLayer
 from polyformer.nn.depth import Active
 from polyformer.nn.feedforward import FeedForward, NoFeedForward
 from polyformer.nn.memory import Memory
+from polyformer.nn.stack.beside import AttentionBeside
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.latent import LatentAttention
@@ -106,6 +107,8 @@ class Layer(nn.Module):
         """Return the class of an attention of this layer."""
         if config.latent is not None:
             return LatentAttention
+        if config.beside is not None:
+            return AttentionBeside
         return FeatureAttention if config.has_features(index) else MultiHeadAttention
 
     @property

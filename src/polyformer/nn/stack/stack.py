@@ -70,6 +70,8 @@ class Stack(nn.Module):
         )
         self.position = config.position.build(shape)
         check_position_terms(self.position, self.mechanism, config.attention.latent is not None)
+        if config.attention.beside is not None:
+            check_position_terms(self.position, config.attention.beside.second, latent=False)
         config.memory.count_positions(self.position)
         self.memory: Memory | None = config.memory.build(shape)
         if self.memory is not None:

@@ -34,6 +34,7 @@ from polyformer.training.tasks.masked import (
     TranslationModelling,
     TranslationModellingConfig,
 )
+from polyformer.training.tasks.permuted import PermutedModelling, PermutedModellingConfig
 from polyformer.training.tasks.questions import (
     MultipleChoice,
     MultipleChoiceConfig,
@@ -93,6 +94,8 @@ __all__ = [
     "PairClassificationConfig",
     "PairRegression",
     "PairRegressionConfig",
+    "PermutedModelling",
+    "PermutedModellingConfig",
     "QuestionAnswering",
     "QuestionAnsweringConfig",
     "SentenceOrderConfig",

@@ -83,14 +83,15 @@ class MaskedDocumentsConfig(TextTaskConfig):
     masking: MaskingConfig = MaskingConfig()
 
 
-class MaskedDocuments(MaskedRows):
-    """Rows of documents, each <cls> text <sep>, with masked tokens."""
+class DocumentRows(TextRows):
+    """Rows of documents, each <cls> text <sep>, packed end to end or in rows of their own."""
 
-    config: MaskedDocumentsConfig
+    config: Any
 
-    def __init__(self, config: MaskedDocumentsConfig, tokenizer: Tokenizer):
+    def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if config.packed and not config.masking.static_copies:
+        self.cls, self.sep = row_marks(tokenizer)
+        if config.packed:
             self.frame = self.cls, self.sep
 
     def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
@@ -101,6 +102,17 @@ class MaskedDocuments(MaskedRows):
             return list(pack(documents, length, pad_id=self.collate.pad_id))
         pieces = (ids[start : start + length] for ids in documents for start in range(0, len(ids), length))
         return [{"input_ids": np.asarray(piece, np.int32)} for piece in pieces]
+
+
+class MaskedDocuments(MaskedRows, DocumentRows):
+    """Rows of documents with masked tokens; prepared text needs masks that are redrawn in every epoch."""
+
+    config: MaskedDocumentsConfig
+
+    def __init__(self, config: MaskedDocumentsConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if config.masking.static_copies:
+            self.frame = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

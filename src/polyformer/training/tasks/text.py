@@ -178,8 +178,8 @@ class TextRows(TaskRows):
         """
         if self.frame is None:
             raise InputError(
-                f"data: {text.name} is prepared text, which the tasks lm, mlm and electra read, as packed "
-                "rows with masks of their own; name the text itself"
+                f"data: {text.name} is prepared text, which the tasks lm, mlm, electra and permuted_lm read, "
+                "as packed rows with masks of their own; name the text itself"
             )
         text.check_tokenizer(self.tokenizer, "tokenizer")
         return [FramedText(part, *self.frame) for part in text.parts]

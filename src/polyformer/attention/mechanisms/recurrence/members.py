@@ -25,12 +25,13 @@ inputs of one `scan`.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.mechanisms.recurrence.base import (
     Recurrence,
     RecurrenceConfig,
@@ -42,6 +43,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.norms import RMSNorm
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
+from polyformer.core.state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,10 @@ class SSDConfig(RecurrenceConfig):
 
     In the paper's terms q is C, k is B, v is the input of the state space, d the step and S the state h. A <
     0, c and r are learned per head. q, k and v pass a short convolution first. d_t may be limited to a range.
+
+    `scales`: factors of z, v, k, q and the step as they are projected (Falcon-H1). `norm_of`: y silu(z),
+    y alone before z, or none.
+
     Deviation, unless `heads` sets the paper's groups: every head has its own q and k as wide as v, and the
     norm over all heads has one weight per channel of a head.
     """
@@ -168,6 +174,8 @@ class SSDConfig(RecurrenceConfig):
     short_convolution: PositiveInt | None = 4
     min_step: NonNegativeFloat = 0.0  # the limits of d
     max_step: PositiveFloat | None = None
+    scales: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] | None = None
+    norm_of: Literal["gated", "before_gate", "none"] = "gated"
 
     kind: ClassVar[str] = "ssd"
     paper: ClassVar[str] = "Dao and Gu 2024 (Mamba-2), section 7"
@@ -179,8 +187,19 @@ class SSDConfig(RecurrenceConfig):
             raise InputError(f"max_step: expected at least min_step {self.min_step}, got {self.max_step}")
 
     def build(self, num_heads: int, head_size: int) -> "SSD":
-        """Return the module with A, c, r, short convolutions and an output norm."""
-        return SSD(self, num_heads, head_size)
+        """Return the module with A, c, r, short convolutions and an output norm, if there is one."""
+        plain = self.scales is None and self.norm_of == "gated"
+        return (SSD if plain else VariedSSD)(self, num_heads, head_size)
+
+    @classmethod
+    def examples(cls) -> tuple["SSDConfig", ...]:
+        """Return the default, and both variants of the norm, with factors of the projections."""
+        return (
+            cls(),
+            cls(scales=(0.5, 2.0, 0.75, 1.5, 1.25)),
+            cls(norm_of="before_gate"),
+            cls(norm_of="none", short_convolution=None),
+        )
 
 
 class SSD(Recurrence):
@@ -208,12 +227,59 @@ class SSD(Recurrence):
 
     def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
         """Return the norm of (y + r v) silu(z) over the heads of each group."""
+        return self.normed(self.gated(self.with_residual(y, v), gates))
+
+    def with_residual(self, y: Tensor, v: Tensor) -> Tensor:
+        """Return y + r v."""
+        return y + self.residual.to(y.dtype).view(-1, 1, 1) * v
+
+    def normed(self, y: Tensor) -> Tensor:
+        """Return the norm of y [B, H, T, D] over the heads of each group."""
         assert self.norm is not None
-        y = self.gated(y + self.residual.to(y.dtype).view(-1, 1, 1) * v, gates)
         y = y.unflatten(1, (self.groups, -1))  # [B, G, H / G, T, D]
         size = y.square().mean((2, 4), keepdim=True) + self.config.norm_eps
         weight = self.norm.weight.to(y.dtype)
         return (y * size.rsqrt()).flatten(1, 2) * weight.view(-1, 1, self.head_size)
+
+
+class VariedSSD(SSD):
+    """Mamba-2's layer with factors of its projections, or with another place of the norm."""
+
+    def __init__(self, config: SSDConfig, num_heads: int, head_size: int):
+        super().__init__(config, num_heads, head_size)
+        if config.norm_of == "none":
+            self.norm = None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: Context,
+        state: State | None,
+        position: PositionTerms,
+        *gates: Tensor,
+    ) -> tuple[Tensor, State | None]:
+        """See `Recurrence.forward`; the projections are scaled first."""
+        if self.config.scales is not None:
+            z, *factors, step = self.config.scales
+            v, k, q = (x * factor for x, factor in zip((v, k, q), factors))
+            sizes = self.config.gate_sizes(self.num_heads, self.head_size)
+            own = {"step": step, "output": z}
+            gates = tuple(
+                torch.cat(
+                    [part * own[name] for name, part in zip(sizes, gate.split([*sizes.values()], -1))], -1
+                )
+                for gate in gates
+            )
+        return super().forward(q, k, v, context, state, position, *gates)
+
+    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+        """Return norm(y + r v) silu(z), (y + r v) silu(z) without a norm, or the norm of that as in `SSD`."""
+        if self.config.norm_of == "gated":
+            return super().output(y, v, gates)
+        y = self.with_residual(y, v)
+        return self.gated(y if self.norm is None else self.normed(y), gates)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,9 @@
 """Bamba: Mamba-2 and softmax layers, each with a feed-forward. IBM Research 2024."""
 
-import re
 from typing import Any, ClassVar
 
 from polyformer.models.checkpoints.config_mapping import Tree, flag, option, with_defaults
 from polyformer.models.checkpoints.families.experts import ExpertsFamily
-from polyformer.models.checkpoints.families.layers import in_turn, of_layers
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
 from polyformer.models.checkpoints.families.mamba2 import (
     INFINITY,
@@ -47,6 +45,7 @@ class Bamba(ExpertsFamily):
         "softmax": (SOFTMAX.to_dict(), (option("attention_dropout", 0.0, "dropout"),)),
         "ssd": (MIXER.to_dict(), MAMBA),
     }
+    places: ClassVar = {".self_attn.": "softmax", ".mamba.": "ssd"}
     config_mapping = (
         *with_defaults(
             OPTIONS,
@@ -93,27 +92,16 @@ class Bamba(ExpertsFamily):
         super().check(hub)
         check_inner_width(hub, "mamba_expand", "mamba_n_heads", "mamba_d_head")
 
-    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
-        """Return whether the layer of a tensor has this kind of attention."""
-        layer = re.search(r"layers\.(\d+)\.(self_attn|mamba)", theirs)
-        if layer is None or config.decoder is None:
-            return True
-        kind = config.decoder.attention.mechanism.for_layer(int(layer[1])).kind
-        return (layer[2] == "mamba") == (kind == "ssd")
-
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the mechanism of every layer, and partly rotated heads."""
         LlamaFamily.read_other_options(self, tree, hub)
         chosen = hub["attn_layer_indices"] or ()
-        mixer = {**self.part("ssd", hub), **step_limits(hub)}
-        layers = range(hub["num_hidden_layers"])
-        mechanisms = [self.part("softmax", hub) if i in chosen else mixer for i in layers]
-        tree["decoder"]["attention"]["mechanism"] = in_turn("mechanisms", mechanisms)
+        kinds = ["softmax" if i in chosen else "ssd" for i in range(hub["num_hidden_layers"])]
+        self.set_mechanisms(tree, hub, kinds, ssd=step_limits(hub))
 
     def write_other_options(self, tree: Tree) -> Tree:
         """Return the layers with softmax, and the options of both kinds of layers."""
-        decoder = tree["decoder"]
-        mechanisms = of_layers("mechanisms", decoder["attention"]["mechanism"], decoder["num_hidden_layers"])
+        mechanisms = self.mechanisms(tree)
         mixer = next((part for part in mechanisms if part["kind"] == "ssd"), {})
         heads = mixer.get("heads") or {}
         inner = (heads.get("value_heads") or 0) * (heads.get("value_size") or 0)

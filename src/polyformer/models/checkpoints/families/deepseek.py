@@ -30,7 +30,7 @@ from polyformer.nn.feedforward import (
     FeedForwardConfig,
     GatedConfig,
 )
-from polyformer.nn.stack.config import LatentConfig
+from polyformer.nn.stack.attention_options import LatentConfig
 
 ACTIVATION = activation("hidden_act", "silu")
 SIZES = ("size", "query_size", "rotary_size", "value_size")

@@ -4,8 +4,9 @@ Jiang et al. 2024; Yang et al. 2024; Yang et al. 2025.
 """
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from polyformer.models.checkpoints.config_mapping import (
     Option,
@@ -54,9 +55,32 @@ SHARED_KEYS = {
 
 
 class ExpertsFamily(LlamaFamily):
-    """The base class of decoders with experts in some layers. parts: what differs by layer, by its kind."""
+    """The base class of decoders whose layers differ in their mechanism, or have experts in some layers.
+
+    parts: what differs by layer, by its kind. places: parts of the names of tensors, with the kind of the
+    mechanism whose layers have these tensors.
+    """
 
     parts: ClassVar[Parts]
+    places: ClassVar[Mapping[str, str]] = {}
+
+    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
+        """Return whether the layer of a tensor has this kind of mechanism."""
+        kinds = {kind for place, kind in self.places.items() if place in theirs}
+        layer = re.search(r"layers\.(\d+)\.", theirs)
+        if not kinds or layer is None or config.decoder is None:
+            return True
+        return config.decoder.attention.mechanism.for_layer(int(layer[1])).kind in kinds
+
+    def set_mechanisms(self, tree: Tree, hub: Tree, kinds: Sequence[str], **more: Tree) -> None:
+        """Set the mechanism of every layer by its kind. more: options of a kind beyond those in `parts`."""
+        own = {kind: {**self.part(kind, hub), **more.get(kind, {})} for kind in dict.fromkeys(kinds)}
+        tree["decoder"]["attention"]["mechanism"] = in_turn("mechanisms", [own[kind] for kind in kinds])
+
+    def mechanisms(self, tree: Tree) -> list[Tree]:
+        """Return the mechanism of every layer of ours."""
+        decoder = tree["decoder"]
+        return of_layers("mechanisms", decoder["attention"]["mechanism"], decoder["num_hidden_layers"])
 
     def sparse(self, hub: Tree) -> list[bool]:
         """Return whether each layer has experts."""
@@ -157,6 +181,7 @@ class Qwen2Moe(ExpertsFamily):
     )
     required: ClassVar = {"output_router_logits": False, "hidden_act": "silu"}
     windows = "layers"
+    window_flag = "use_sliding_window"
     other_options: ClassVar = {
         **LlamaFamily.other_options,
         **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 28, "layer_types": None},
@@ -171,21 +196,12 @@ class Qwen2Moe(ExpertsFamily):
         """Return the configuration as for every family; a window of 0 in files means none."""
         return super().config({**hub, "sliding_window": hub.get("sliding_window") or None}, task, head)
 
-    def window(self, hub: Tree) -> int | None:
-        """Return the window; files have one that no layer uses, unless a flag is set."""
-        return hub["sliding_window"] if hub["use_sliding_window"] else None
-
     def kinds(self, hub: Tree) -> list[str]:
         """Return the kind of each layer: from transformers' list, or else from the options."""
         if hub["layer_types"] is not None:
             return hub["layer_types"]
         last = hub["max_window_layers"] if self.window(hub) else 0
         return [LOCAL if (i + 1) % 2 and i < last else FULL for i in range(hub["num_hidden_layers"])]
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the flag of windows too."""
-        hub = super().write_other_options(tree)
-        return {**hub, "use_sliding_window": LOCAL in hub["layer_types"]}
 
 
 @register
@@ -212,6 +228,7 @@ class Qwen3Moe(ExpertsFamily):
     aliases: ClassVar = {"num_local_experts": "num_experts"}
     required: ClassVar = Qwen2Moe.required
     windows = "all"
+    window_flag = "use_sliding_window"
     other_options: ClassVar = {
         **LlamaFamily.other_options,
         **{"use_sliding_window": False, "sliding_window": 4096},
@@ -221,12 +238,3 @@ class Qwen3Moe(ExpertsFamily):
     }
     key_mapping: ClassVar = {**LlamaFamily.key_mapping, **NORMS, **EXPERT_KEYS}
     tasks = LlamaFamily.tasks
-
-    def window(self, hub: Tree) -> int | None:
-        """Return the window; files have one that no layer uses, unless a flag is set."""
-        return hub["sliding_window"] if hub["use_sliding_window"] else None
-
-    def write_other_options(self, tree: Tree) -> Tree:
-        """Return the flag of windows too."""
-        hub: Any = super().write_other_options(tree)
-        return {**hub, "use_sliding_window": hub["sliding_window"] is not None}

@@ -74,8 +74,9 @@ class LlamaFamily(Family):
 
     windows: "all" for families with a window of `sliding_window` tokens in all layers, "layers" for families
     in which `layer_types` names the layers with it; every `full_every`-th layer is then full in files without
-    this list. thetas: for each kind of layer the name of its rotary base and the default, for families with
-    several bases. A family with the option `partial_rotary_factor` rotates a part of the channels.
+    this list. window_flag: the option without which no layer has the window, "" for none. thetas: for
+    each kind of layer the name of its rotary base and the default, for families with several bases. A
+    family with the option `partial_rotary_factor` rotates a part of the channels.
 
     If several tokens end a text (`eos_token_id` is a list), `special` has the first of them; generation stops
     at any.
@@ -84,6 +85,7 @@ class LlamaFamily(Family):
     objective = "causal language modelling"
     base_model_prefix = "model"
     windows: ClassVar[Literal["", "all", "layers"]] = ""
+    window_flag: ClassVar[str] = ""
     full_every: ClassVar[int] = 1
     thetas: ClassVar[Thetas] = {}
     other_options: ClassVar[dict[str, Any]] = {"head_dim": None, **ROPE_OPTIONS}
@@ -136,7 +138,7 @@ class LlamaFamily(Family):
 
     def window(self, hub: Tree) -> int | None:
         """Return the window in tokens, the query's included; None for no window in any layer."""
-        return hub["sliding_window"]
+        return hub["sliding_window"] if hub.get(self.window_flag, True) else None
 
     def kinds(self, hub: Tree) -> list[str]:
         """Return the kind of each layer: from transformers' list, or from the period of older files."""
@@ -176,6 +178,8 @@ class LlamaFamily(Family):
         elif self.windows == "layers":
             usual = self.other_options["sliding_window"]
             hub |= {"layer_types": kinds, "sliding_window": next(filter(None, windows), usual)}
+        if self.window_flag:
+            hub[self.window_flag] = any(windows)
         size, end = get_path(tree, "decoder.attention.head_size"), get_path(tree, "special.eos")
         ends = (get_path(tree, "origin.fields") or {}).get("eos_token_id")
         if size is not None:
@@ -263,15 +267,12 @@ class Qwen2(LlamaFamily):
         | {"max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None},
     )
     windows = "layers"
+    window_flag = "use_sliding_window"
     other_options: ClassVar = {
         **LlamaFamily.other_options,
         **{"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None},
     }
     sizes = ("qwen2-0.5b", "qwen2-7b")
-
-    def window(self, hub: Tree) -> int | None:
-        """Return the window; files have one that no layer uses, unless a flag is set."""
-        return hub["sliding_window"] if hub["use_sliding_window"] else None
 
     def kinds(self, hub: Tree) -> list[str]:
         """Return the kind of each layer: from transformers' list, or else from the options."""
@@ -282,11 +283,11 @@ class Qwen2(LlamaFamily):
         return [FULL] * full + [LOCAL] * (layers - full)
 
     def write_other_options(self, tree: Tree) -> Tree:
-        """Return the flag and the first layer of the windows too."""
+        """Return the first layer of the windows too."""
         hub = super().write_other_options(tree)
         kinds = hub["layer_types"]
         first = kinds.index(LOCAL) if LOCAL in kinds else len(kinds)
-        return {**hub, "use_sliding_window": LOCAL in kinds, "max_window_layers": first}
+        return {**hub, "max_window_layers": first}
 
 
 @dataclasses.dataclass(frozen=True)

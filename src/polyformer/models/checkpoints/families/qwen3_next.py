@@ -6,7 +6,6 @@ Tensors of multi-token prediction (`mtp`) are kept and not computed.
 """
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -33,7 +32,6 @@ from polyformer.models.checkpoints.families.experts import (
 from polyformer.models.checkpoints.families.layers import (
     FULL,
     check_kinds,
-    in_turn,
     of_layers,
 )
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily
@@ -134,6 +132,7 @@ class Qwen3Next(ExpertsFamily):
         **{"mlp_only_layers": None, "decoder_sparse_step": 1},
     }
     parts = PARTS
+    places: ClassVar = {".self_attn.": "softmax", ".linear_attn.": "gated_delta"}
     rope_of_images: ClassVar[tuple[str, ...]] = ()  # rotary options without effect on texts
     key_mapping: ClassVar = {
         **{key: ours for key, ours in LlamaFamily.key_mapping.items() if "self_attn" not in key},
@@ -160,19 +159,11 @@ class Qwen3Next(ExpertsFamily):
         super().check(hub)
         check_kinds("layer_types", _kinds(hub), (FULL, LINEAR), "num_hidden_layers", hub)
 
-    def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
-        """Return whether the layer of a tensor has this kind of attention."""
-        layer = re.search(r"layers\.(\d+)\.(self|linear)_attn", theirs)
-        if layer is None or config.decoder is None:
-            return True
-        mechanism = config.decoder.attention.mechanism.for_layer(int(layer[1]))
-        return (layer[2] == "linear") == (mechanism.kind == "gated_delta")
-
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the mechanism and the feed-forward of every layer, and partly rotated heads."""
         decoder = tree["decoder"]
-        mechanisms = [self.part("softmax" if kind == FULL else "gated_delta", hub) for kind in _kinds(hub)]
-        decoder["attention"] |= {"head_size": hub["head_dim"], "mechanism": in_turn("mechanisms", mechanisms)}
+        self.set_mechanisms(tree, hub, ["softmax" if kind == FULL else "gated_delta" for kind in _kinds(hub)])
+        decoder["attention"]["head_size"] = hub["head_dim"]
         decoder["feedforward"] = self.feedforward(hub)
         rope = dict(hub["rope_scaling"] or hub["rope_parameters"] or {})
         for name in self.rope_of_images:
@@ -185,7 +176,7 @@ class Qwen3Next(ExpertsFamily):
         """Return the options of both kinds of attention and of feed-forwards that the model has."""
         decoder = tree["decoder"]
         count, position = decoder["num_hidden_layers"], decoder["position"]
-        mechanisms = of_layers("mechanisms", decoder["attention"]["mechanism"], count)
+        mechanisms = self.mechanisms(tree)
         feedforwards = of_layers("feedforwards", decoder["feedforward"], count)
         rope = write_rope(position)["rope_parameters"]
         hub: Tree = {
