@@ -86,6 +86,7 @@ def run(options: ServeOptions) -> None:
         host=options.host,
         port=options.port,
         log_level="warning",
+        log_config=None,  # uvicorn's would close handlers of other libraries, and their standard error with them
         timeout_graceful_shutdown=int(options.max_seconds) + 10,
     )
     listener = bound(options)
