@@ -86,7 +86,8 @@ def run(options: ServeOptions) -> None:
         host=options.host,
         port=options.port,
         log_level="warning",
-        log_config=None,  # uvicorn's would close handlers of other libraries, and their standard error with them
+        # uvicorn's own configuration closes the handlers of other libraries, and their standard error with it.
+        log_config=None,
         timeout_graceful_shutdown=int(options.max_seconds) + 10,
     )
     listener = bound(options)
