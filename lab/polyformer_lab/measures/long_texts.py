@@ -287,7 +287,7 @@ def store_sizes(
     else:
         reader = cell.fitted.model
     tokenizer = load_tokenizer(model)
-    bos = LanguageModelling(LanguageModellingConfig(), tokenizer).bos
+    bos = LanguageModelling(LanguageModellingConfig(), tokenizer).rows.bos
     ids = torch.tensor([[bos, *first_ids(text, tokenizer, tokens)]])
     for size in stores:
         set_store(reader, size)

@@ -66,7 +66,8 @@ def evaluate_tasks(
             f"tasks: the harness has no task {quote(unknown[0])}{where}; lm_eval ls tasks prints all"
         )
     try:
-        results = lm_eval.simple_evaluate(
+        evaluate: Any = lm_eval.simple_evaluate
+        results = evaluate(
             model=language_model(task, model, settings),
             tasks=list(names),
             num_fewshot=settings.shots,
@@ -78,7 +79,7 @@ def evaluate_tasks(
     except (OSError, ConnectionError) as error:
         raise InputError(f"tasks: the data of {', '.join(names)} cannot be read: {error}") from error
     assert results is not None, "only the main process of several gets none"
-    return results
+    return dict(results)
 
 
 def results_table(results: dict[str, Any]) -> str:
@@ -101,7 +102,9 @@ def language_model(task: Any, model: Transformer, settings: HarnessSettings) -> 
     class HarnessModel(TemplateLM):
         """The harness's interface; all is computed by `TokenReader`."""
 
-        eot_token_id = reader.end
+        @property
+        def eot_token_id(self) -> int:
+            return reader.end
 
         @property
         def prefix_token_id(self) -> int:

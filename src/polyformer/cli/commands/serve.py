@@ -86,7 +86,7 @@ def run(options: ServeOptions) -> None:
         host=options.host,
         port=options.port,
         log_level="warning",
-        # uvicorn's own configuration closes the handlers of other libraries, and their standard error with it.
+        # uvicorn's configuration closes the handlers of other libraries, and their standard error with them.
         log_config=None,
         timeout_graceful_shutdown=int(options.max_seconds) + 10,
     )

@@ -220,7 +220,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return y = input weight^T + bias: [..., in_features] -> [..., out_features]."""
-        own = self._parameters
+        own: Any = self._parameters
         try:
             return linear(input, own["weight"], own["bias"])
         except KeyError:  # pruned or parametrized

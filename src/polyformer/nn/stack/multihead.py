@@ -198,14 +198,15 @@ class MultiHeadAttention(nn.Module):
         """Return which earlier keys of its cache a query may read; None for all."""
         return self.mechanism.reach()
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of x, before positions."""
         key = self.key
         assert key is not None
         layers = self.query, key, self.value
         joint = joint_linear(x, layers) if self.has_equal_heads else None
         if joint is not None:
-            return split_projections(joint, 3, self.head_size)
+            q, k, v = split_projections(joint, 3, self.head_size)
+            return q, k, v
         # With packed or int8 weights, `linears` computes the three projections as a single product.
         q, k, v = linears(x, layers)
         if self.query_norm is not None:

@@ -280,7 +280,8 @@ class Recurrence(Mechanism):
         x = _channels(q, k, v)
         valid, doc = (None if x is None else x[:, -length:] for x in (context.kv_valid, context.kv_doc))
         y, tokens, docs = depthwise_convolution(x, taps, context.causal, valid, doc, past.tokens, past.docs)
-        return *self._activated(y, (q, k, v)), tokens, docs
+        q, k, v = self._activated(y, (q, k, v))
+        return q, k, v, tokens, docs
 
     def _activated(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the results [B, T, C] of the convolutions in the form of `heads`, after bias and SiLU."""
