@@ -365,6 +365,7 @@ def test_small_layers_of_one_input_are_one_product_with_the_same_gradients(bias)
 CHANGES = {
     "a forward hook": lambda layer: layer.register_forward_hook(lambda *_: None),
     "a backward hook": lambda layer: layer.register_full_backward_hook(lambda *_: None),
+    "a replaced forward": lambda layer: setattr(layer, "forward", layer.forward),
     "pruning": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
     "a parametrization": lambda layer: parametrizations.weight_norm(layer),
     "a missing bias": lambda layer: layer.register_parameter("bias", None),

@@ -124,9 +124,10 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
 
 
 def has_hooks(layer: nn.Module) -> Any:
-    """Return whether a call of the module runs more than its `forward`."""
+    """Return whether a call of the module runs more than its class's `forward`."""
     return (
-        layer._forward_hooks
+        "forward" in layer.__dict__  # replaced in this module, as accelerate does to load offloaded weights
+        or layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks
