@@ -67,5 +67,5 @@ def test_no_tokenizer(tmp_path: Path, complaint: Callable[..., str]):
 def test_no_checkpoint(tmp_path: Path, complaint: Callable[..., str]):
     assert "nowhere: no such directory" in complaint("classify", "nowhere", "text")
     assert "not a model directory (it has no config.json)" in complaint("tag", tmp_path, "text")
-    (tmp_path / "config.json").write_text('{"model_type": "xlnet"}')
-    assert "model_type 'xlnet' is not supported" in complaint("translate", tmp_path, "text")
+    (tmp_path / "config.json").write_text('{"model_type": "jamba"}')
+    assert "model_type 'jamba' is not supported" in complaint("translate", tmp_path, "text")

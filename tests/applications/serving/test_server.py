@@ -1,14 +1,12 @@
 """`polyformer serve`: a real process on this machine, real clients, and what hostile ones send."""
 
 import http.client
-import io
 import json
-import logging
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from absl import logging as absl_logging
 
 pytest.importorskip("prometheus_client")
 openai = pytest.importorskip("openai")
@@ -430,28 +427,3 @@ def test_a_time_limit_ends_a_text(folder: Path):
         reply = client_of(place).completions.create(model="tiny", prompt=[5], max_tokens=90_000, logprobs=0)
         assert reply.choices[0].finish_reason in ("length", "stop")
         assert 0 < reply.usage.completion_tokens < 90_000
-
-
-def test_addresses_and_models_that_cannot_be_served(
-    folder: Path, tmp_path: Path, complaint: Callable[..., str]
-):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert "--host, --port" in complaint("serve", folder, "--port", taken.getsockname()[1])
-    assert "no such directory" in complaint("serve", tmp_path / "none")
-
-
-def test_handlers_of_other_libraries_stay_open(folder: Path, complaint: Callable[..., str]):
-    """absl's handler closes its stream, which is standard error, when it is closed."""
-    stream = io.StringIO()
-    handler = absl_logging.PythonHandler(stream)
-    logging.getLogger().addHandler(handler)
-    try:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            complaint("serve", folder, "--port", taken.getsockname()[1])
-        assert not stream.closed
-    finally:
-        logging.getLogger().removeHandler(handler)
