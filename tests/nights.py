@@ -329,6 +329,12 @@ BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
     "contracts/test_isolation.py": {
         "test_what_is_hidden_does_not_reach": (70, MEMBERS),
     },
+    "applications/test_harness.py": {
+        "test_the_command_prints_the_table": (0, LONG),
+    },
+    "training/test_two_processes.py": {
+        "test_a_signal_to_one_stops_both_at_the_next_row": (0, PROCESSES),
+    },
 }
 """By file and function ("*": all others of a file) how many cases run by day, and why no more.
 
