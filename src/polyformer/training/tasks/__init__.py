@@ -55,6 +55,7 @@ from polyformer.training.tasks.seq2seq import (
     Translation,
     TranslationConfig,
 )
+from polyformer.training.tasks.sft import InstructionTuning, InstructionTuningConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
@@ -81,6 +82,8 @@ __all__ = [
     "ImageClassificationConfig",
     "ImageConfig",
     "ImageModelling",
+    "InstructionTuning",
+    "InstructionTuningConfig",
     "LanguageModelling",
     "LanguageModellingConfig",
     "MaskedModelling",
