@@ -8,8 +8,8 @@
 
 A row of any form becomes messages with a role and content. A column `system` becomes the first message, and
 `tools`, JSON schemas of functions, stay beside the messages. An instruction and its input (in Dolly
-`context`) are a single message with an empty line between them. Without a prompt, `chosen` and `rejected` are whole
-conversations, of which the last message is the reply. Completions with a label true or false (KTO) are
+`context`) are a single message with an empty line between them. Without a prompt, `chosen` and `rejected` are
+whole conversations, of which the last message is the reply. Completions with a label true or false (KTO) are
 refused, because some of them are no examples to follow.
 
 Messages are JSON in a text column, because a table of nested values would add the keys of all rows to each.
