@@ -16,6 +16,7 @@ from polyformer.training.tasks.classify import (
 )
 from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks.dpo import PreferenceTuning, PreferenceTuningConfig
 from polyformer.training.tasks.evaluation import Workers
 from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import (
@@ -96,6 +97,8 @@ __all__ = [
     "PairClassificationConfig",
     "PairRegression",
     "PairRegressionConfig",
+    "PreferenceTuning",
+    "PreferenceTuningConfig",
     "QuestionAnswering",
     "QuestionAnsweringConfig",
     "SentenceOrderConfig",
