@@ -154,6 +154,20 @@ def test_a_resumed_run_ends_as_a_run_without_an_interruption(run: Path):
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
 
 
+def test_an_adapter_can_start_from_another(run: Path, tmp_path: Path):
+    data = recipe(run.parent, 4).to_dict()
+    second = Recipe.from_dict({**data, "model": {"pretrained": str(run)}, "tokenizer": {"path": str(run)}})
+    fitted = fit(second, tmp_path / "second")
+    ids = torch.arange(5, 25).view(1, -1)
+    with torch.no_grad():
+        expected = fitted.model.eval()(ids).logits
+        with without_adapter(fitted.model):
+            before = fitted.model(ids).logits
+        torch.testing.assert_close(Run.open(run).model("cpu")(ids).logits, before, rtol=0, atol=1e-5)
+        actual = Run.open(tmp_path / "second").model("cpu")(ids).logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
 def test_checkpoints_leave_out_the_frozen_weights(run: Path):
     (checkpoint,) = {path.parent for path in run.glob("checkpoints/*8/model.safetensors")}
     assert all("lora_" in name for name in load_file(checkpoint / "model.safetensors"))

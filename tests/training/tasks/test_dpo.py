@@ -144,12 +144,10 @@ def test_too_long_pairs_and_empty_replies_are_refused():
         task_of(max_length=40).rows.prepare([row("Is it 2?", "Yes.", "No, " * 8)])
     with pytest.raises(InputError, match="batch_tokens: expected twice max_length, 128, or more, got 100"):
         PreferenceTuningConfig(max_length=64, batch_tokens=100)
-    silent = json.dumps(
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}
-    )
+    silent = row("a", "", "b")
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(InputError, match="chosen 1: the reply has no token"):
-        task_of(template=template).rows.prepare([{**ROWS[0], "chosen": silent}])
+        task_of(template=template).rows.prepare([silent])
 
 
 def recipe(folder: Path, steps: int, tuning: str | None) -> Recipe:

@@ -190,12 +190,16 @@ def test_rows_hold_whole_documents_up_to_their_length():
         pack_whole(documents, 9)
 
 
-def test_a_chat_model_is_tuned_and_chats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("tuning", [None, "lora(rank=2)"])
+def test_a_chat_model_is_tuned_and_chats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tuning: str | None
+):
     from polyformer.cli.main import main
 
     folder, data, run = chat_folder(tmp_path / "model"), tmp_path / "chats.jsonl", tmp_path / "run"
     data.write_text("".join(json.dumps({"prompt": a, "completion": b}) + "\n" for a, b in SAID * 10))
     words = ["train", "--data", str(data), "--pretrained", str(folder), "--steps", "4", "--out", str(run)]
+    words += [] if tuning is None else ["--tuning", tuning]
     assert main([*words, "--task.row_length", "128", "--task.batch_tokens", "256", "--device", "cpu"]) in (
         0,
         None,
@@ -208,3 +212,5 @@ def test_a_chat_model_is_tuned_and_chats(tmp_path: Path, capsys: pytest.CaptureF
     model = load(run, device="cpu")
     chat = model.conversation(max_new_tokens=3)
     assert isinstance(chat.reply("Why?"), str)
+    assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu"]) in (0, None)
+    assert "perplexity" in capsys.readouterr().out
