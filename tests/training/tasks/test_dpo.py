@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def model_of(task: PreferenceTuning, preset: str) -> Transformer:
     return Transformer(task.adapt(model_config(preset, {**sizes, "intermediate_size": 24}))).double().eval()
 
 
-def log_p(model: Transformer, ids: list[int], learned: list[bool]) -> torch.Tensor:
+def log_p(model: Transformer, ids: Sequence[int], learned: Sequence[bool]) -> torch.Tensor:
     """The definition: the sum of log P of the reply's tokens, each after all tokens before it."""
     values = model(torch.tensor([ids])).logits[0].log_softmax(-1)
     return torch.stack([values[t - 1, ids[t]] for t in range(1, len(ids)) if learned[t]]).sum()

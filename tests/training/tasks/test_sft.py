@@ -209,7 +209,7 @@ def test_a_chat_model_is_tuned_and_chats(
     assert "⟦Yes.<|im_end|>\n⟧" in said
     from polyformer import load
 
-    model = load(run, device="cpu")
+    model: Any = load(run, device="cpu")
     chat = model.conversation(max_new_tokens=3)
     assert isinstance(chat.reply("Why?"), str)
     assert main(["evaluate", str(run), "--data", str(data), "--device", "cpu"]) in (0, None)
