@@ -102,7 +102,8 @@ def test_files_are_recognized_and_read(tmp_path: Path, name: str, ending: str):
     assert guessed.kind == "sft"
     assert any("guessed task: sft" in line and form in line for line in guessed.said)
     data = read(DataConfig(path=str(path)), ("conversation",), str(path))
-    assert [json.loads(row["conversation"]) for row in data] == 3 * [{"messages": [USER, REPLY]}]
+    texts = [row["conversation"] for row in data]  # type: ignore[call-overload, index]
+    assert [json.loads(text) for text in texts] == 3 * [{"messages": [USER, REPLY]}]
 
 
 def test_preferences_are_recognized(tmp_path: Path):
