@@ -154,10 +154,20 @@ def test_long_conversations_are_refused_or_keep_their_end():
     assert len(marks) == 64
 
 
+class Streamed:
+    """Rows without a length."""
+
+    def __iter__(self):
+        return iter(ROWS)
+
+
 def test_an_example_with_marks_and_the_counts_are_noted_once():
     task = task_of()
     TaskWithData(task, Splits(ROWS, ROWS, None), seed=0)  # type: ignore[arg-type]
     example, counts = task.notes
+    streamed = task_of()
+    streamed.rows.training_batches(Streamed(), 0)
+    assert streamed.notes == [example], "before the first block is read"
     assert "<|im_start|>user\nIs it 2?<|im_end|>\n<|im_start|>assistant\n⟦Yes.<|im_end|>\n⟧" in example
     assert counts.startswith("5 conversations in ")
 

@@ -1,5 +1,6 @@
 """The parts that tasks of conversations share: rows by a chat template, and the note with an example."""
 
+import abc
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from polyformer.data.chat.learned import learned_tokens
 from polyformer.data.chat.template import ChatTemplate
 from polyformer.data.rows.batching import Row
 from polyformer.data.rows.whole_documents import Marked
-from polyformer.training.tasks.base import Rows
+from polyformer.training.tasks.base import Rows, TrainingBatches
 from polyformer.training.tasks.continuing import Continuation
 from polyformer.training.tasks.text import TextRows, TextTask, TextTaskConfig
 
@@ -103,10 +104,16 @@ class ChatRows(TextRows):
             )
         return ids[-self.limit :], learned[-self.limit :]
 
-    def note_example(self, marked: Marked) -> None:
-        """Note a conversation with marks around the learned tokens, if there is none yet."""
-        if not any(note.startswith(EXAMPLE) for note in self.notes):
-            self.notes.append(f"{EXAMPLE}:\n{shown(self.tokenizer, marked)}")
+    @abc.abstractmethod
+    def example(self, row: Row) -> Marked:
+        """Return the conversation of the first row, with its learned tokens."""
+
+    def training_batches(self, rows: Any, seed: int) -> TrainingBatches:
+        """Return batches of `rows`, and note the first conversation with marks around the learned tokens."""
+        first = next(iter(rows), None)
+        if first is not None:
+            self.notes.append(f"{EXAMPLE}:\n{shown(self.tokenizer, self.example(first))}")
+        return super().training_batches(rows, seed)
 
 
 class ChatTask(TextTask, Continuation):

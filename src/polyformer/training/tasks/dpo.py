@@ -25,7 +25,7 @@ from polyformer.core.ranges import PositiveFloat
 from polyformer.data import Tokenizer
 from polyformer.data.formats.chats import PREFERENCE
 from polyformer.data.rows.batching import Batch, Row
-from polyformer.data.rows.whole_documents import marked_row
+from polyformer.data.rows.whole_documents import Marked, marked_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import start_from
 from polyformer.models.checkpoints.adapters import base_of, is_adapted
@@ -61,14 +61,11 @@ class PreferredReplies(ChatRows):
 
     config: PreferenceTuningConfig
 
-    def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the pairs, and note an example of a chosen reply."""
-        prepared = self.prepare_held_out(rows)
-        if rows:
-            self.note_example(self.marked(rows[0], PREFERENCE[0], 1, last_only=True))
-        return prepared
+    def example(self, row: Row) -> Marked:
+        """Return the conversation with the chosen reply."""
+        return self.marked(row, PREFERENCE[0], 1, last_only=True)
 
-    def prepare_held_out(self, rows: Sequence[Row]) -> list[Row]:
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
         """Return the pairs; raise `InputError` for a reply without a token after the first."""
         pairs = []
         for number, row in enumerate(rows, 1):

@@ -39,6 +39,10 @@ class Conversations(ChatRows):
 
     config: InstructionTuningConfig
 
+    def example(self, row: Row) -> Marked:
+        """Return the conversation of a row."""
+        return self.marked(row, CONVERSATION, 1)
+
     def conversations(self, rows: Sequence[Row]) -> list[Marked]:
         """Return the conversations; raise `InputError` if nothing is learned from any."""
         marked = [self.marked(row, CONVERSATION, number) for number, row in enumerate(rows, 1)]
@@ -49,9 +53,8 @@ class Conversations(ChatRows):
         return useful
 
     def prepare(self, rows: Sequence[Row]) -> list[Row]:
-        """Return packed rows, and note an example and the numbers of conversations and tokens."""
+        """Return packed rows, and note the numbers of conversations and tokens."""
         marked = self.conversations(rows)
-        self.note_example(marked[0])
         packed = list(pack_whole(marked, self.limit))
         learned, total = sum(sum(marks) for _, marks in marked), sum(len(ids) for ids, _ in marked)
         self.notes.append(
