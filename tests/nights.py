@@ -30,6 +30,9 @@ TRAINER = "the same calls of a Trainer"
 MEMBERS = "members share the code; at night all"
 
 BY_DAY: dict[str, dict[str, tuple[int, str]]] = {
+    "training/tasks/test_sft.py": {
+        "test_a_chat_model_is_tuned_and_chats": (1, "adapters have tests of their own"),
+    },
     "reference/test_families.py": {
         "test_all_that_both_compute_is_equal": (1, FAMILIES_ALONE),
     },

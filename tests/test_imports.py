@@ -45,7 +45,10 @@ SHARED = {
     "nn.block": {"wirings"},
     "nn.heads": {"base", "classification", "transform", "vocabulary"},
     "models.presets": {"base"},
-    "training.tasks": {"base", "evaluation", "image", "labels", "masked", "seq2seq", "text"},
+    "training.tasks": {
+        *("base", "continuing", "conversations", "evaluation", "image", "labels", "masked", "seq2seq"),
+        "text",
+    },
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 

@@ -331,7 +331,7 @@ ASKED: list[tuple[str, str | bytes, str]] = [
     (
         "messages.jsonl",
         lines({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}),
-        "the column 'messages' has chats, and no task trains on chats; write each as a single text",
+        "the column 'messages' has chats; .* --pretrained MODEL, or write each as a single text",
     ),
     (
         "sharegpt.json",
@@ -367,12 +367,12 @@ ASKED: list[tuple[str, str | bytes, str]] = [
     (
         "preferences.jsonl",
         lines({"prompt": "a", "chosen": "b", "rejected": "c"}),
-        "'chosen' and 'rejected' are preferences, and no task .*task.kind lm --data.columns '{text: chosen}'",
+        "'chosen' and 'rejected' are preferences; .*task.kind lm --data.columns '{text: chosen}'",
     ),
     (
         "preferred-chats.jsonl",
         lines({"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]}),
-        "are preferences, and no task trains on preferences; of the chosen chats, write each as a single",
+        "are preferences; .* or of the chosen chats, write each as a single",
     ),
 ]
 

@@ -4,6 +4,7 @@
     detection (ELECTRA)      L_generator + weight * L_discriminator
     distillation             soft * T^2 * KL(softmax(t / T) || softmax(s / T)) + hard * labels' loss
       (DistilBERT)             + cosine * (1 - cos(h, g))
+    preference (DPO)         mean_n -log sigmoid(margin_n)
 
 **Contrastive.** The global token of a masked sentence identifies this sentence among others. p_n is the
 output at the global token of a sentence with all tokens masked, so that only its context is visible; e_n is
@@ -34,6 +35,12 @@ the scale of the first term's gradient at T = 1 (Hinton et al. 2015, section 2).
 teacher. Sanh et al. 2019, section 3; its released training has the default weights. The student has the
 teacher's widths and fewer layers, and is initialized with the weights of some of the teacher's layers; or its
 weights are new (`fresh`), as in Hinton et al. 2015.
+
+**Preference.** Of two replies to the same prompt x, y_w is preferred to y_l. The margin of a pair is
+
+    beta (log pi(y_w|x) / ref(y_w|x) - log pi(y_l|x) / ref(y_l|x))
+
+of the model pi and a frozen reference ref. Rafailov et al. 2023, equation 7.
 """
 
 import dataclasses
@@ -242,6 +249,32 @@ def distillation_loss(
     if config.cosine:
         loss = loss + config.cosine * hidden_loss(*hidden)
     return loss
+
+
+def preference_margins(policy: Sequence[Tensor], reference: Sequence[Tensor], beta: float = 0.1) -> Tensor:
+    """Return the margin [N] of each pair.
+
+    Args:
+        policy: log pi of the chosen and of the rejected replies, [N] each.
+        reference: log ref of the same, without gradient.
+        beta: how strongly pi is held to ref.
+
+    Raises:
+        InputError: shapes that differ, and a beta that is not above 0.
+    """
+    check_range("beta", beta, Gt(0))
+    shapes = [tuple(x.shape) for x in (*policy, *reference)]
+    if len(shapes) != 4 or len({*shapes}) > 1 or len(shapes[0]) != 1:
+        raise InputError(
+            f"policy, reference: expected chosen and rejected of one shape [pairs], got {shapes}"
+        )
+    chosen, rejected = (pi - ref.detach() for pi, ref in zip(policy, reference))
+    return beta * (chosen - rejected)
+
+
+def preference_loss(margins: Tensor) -> Tensor:
+    """Return the mean of -log sigmoid(margin) over pairs [N], N of 1 or more."""
+    return -F.logsigmoid(margins).mean()
 
 
 def chosen_layers(teacher: int, student: int) -> list[int]:

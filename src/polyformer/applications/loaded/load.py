@@ -228,6 +228,8 @@ TASKS: dict[type[tasks.Task], type[LoadedModel]] = {
     tasks.Extraction: Extractor,
     tasks.SequenceToSequence: TargetWriter,
     tasks.LanguageModelling: Continuer,
+    tasks.InstructionTuning: Continuer,
+    tasks.PreferenceTuning: Continuer,
     TextTask: TextEncoder,  # the base class of the others comes last
 }
 """The class of the object for each task."""

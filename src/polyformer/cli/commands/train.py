@@ -37,6 +37,9 @@ class TrainOptions:
     pretrained: str | None = option(
         "checkpoint to start from, with its tokenizer, instead of the recipe's model", metavar="CHECKPOINT"
     )
+    tuning: str | None = option(
+        "train new weights only: 'lora(rank=16)', low-rank adapters of the projections", metavar="TUNING"
+    )
     pretrained_vectors: str | None = option(
         "word vectors to initialize the token embeddings: a file of word2vec (text or binary) or GloVe",
         metavar="FILE",
@@ -163,6 +166,7 @@ def named_settings(options: TrainOptions) -> dict[str, Any]:
     settings = {
         "model": options.model,
         "training.steps": options.steps,
+        "tuning": options.tuning,
         "seed": options.seed,
         "training.engine.device": options.device,
         "training.reporting.curves": options.plot or None,

@@ -1,12 +1,7 @@
 """What a path holds: its format, columns, validation data and task.
 
-Chats, instructions and preferences are recognized; they have no task, and a message says how to use them:
-
-{"messages": [{"role": "user", "content": "..."}, ...]}         chats
-{"conversations": [{"from": "human", "value": "..."}, ...]}     chats, as in ShareGPT
-{"instruction": "...", "input": "...", "output": "..."}         instructions, as in Alpaca
-{"prompt": "...", "completion": "..."}                          instructions
-{"prompt": "...", "chosen": "...", "rejected": "..."}           preferences
+Chats, instructions and preferences are recognized in the forms of `chats`. They tune a chat model;
+without it, an error says what else they can train.
 
 Only the first rows are read. Each guess is reported in a line with the option that overrides it. If a guess
 is not possible, the error names the option to set.
@@ -23,6 +18,7 @@ from typing import Any
 from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import parse_yaml
 from polyformer.data.formats.benchmarks import BENCHMARKS, Benchmark, published_in
+from polyformer.data.formats.chats import UNPAIRED, chat_hint, form_of
 from polyformer.data.formats.columns import (
     COLUMN,
     KINDS,
@@ -53,52 +49,8 @@ from polyformer.data.sources.origins import (
 
 Row = dict[str, Any]
 
-_CHATS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
-_TURNS = ({"role", "content"}, {"from", "value"})
-_REQUESTS = ("instruction", "prompt", "question", "query", "input")
-_REPLIES = ("output", "completion", "response", "answer", "reply")
-_ONE_TEXT = "write each as a single text in a column 'text', which trains a language model"
-
-
-def chat_hint(row: Row) -> str | None:
-    """Return what a row of chats, instructions or preferences is and can train; None for other rows."""
-    columns = {name.strip().lower(): name for name in row}
-    for name in _CHATS:
-        if name in columns and _is_chat(row[columns[name]]):
-            return f"the column {columns[name]!r} has chats, and no task trains on chats; {_ONE_TEXT}"
-    if {"chosen", "rejected"} <= columns.keys():
-        chosen = columns["chosen"]
-        way = (
-            f"--task.kind lm --data.columns '{{text: {chosen}}}' trains a language model on the chosen texts"
-        )
-        return (
-            f"the columns {chosen!r} and {columns['rejected']!r} are preferences, and no task trains on "
-            f"preferences; {way if isinstance(row[chosen], str) else f'of the chosen chats, {_ONE_TEXT}'}"
-        )
-    request, reply = (
-        next((columns[name] for name in names if name in columns), None) for names in (_REQUESTS, _REPLIES)
-    )
-    if (
-        request is None
-        or reply is None
-        or not (isinstance(row[request], str) and isinstance(row[reply], str))
-    ):
-        return None
-    return (
-        f"the columns {request!r} and {reply!r} are requests with replies; for an encoder-decoder from "
-        f"{request} to {reply}, which reads no other column, set --task.kind translate --data.columns "
-        f"'{{source: {request}, target: {reply}}}'; for a language model, {_ONE_TEXT}"
-    )
-
-
-def _is_chat(value: object) -> bool:
-    """Return whether a value is a list of turns, or its text in a table."""
-    if isinstance(value, str):
-        return value.lstrip().startswith("[{")
-    return isinstance(value, list) and any(
-        isinstance(turn, dict) and any(names <= turn.keys() for names in _TURNS) for turn in value
-    )
-
+CHAT_TASKS = "sft", "dpo"
+"""The tasks of chats; `dpo` learns from preferences, `sft` from the other forms."""
 
 ROWS = 500
 """The most rows that are read."""
@@ -133,12 +85,13 @@ def guess(
     options: dict[str, Any],
     kind: str | None = None,
     usual: Callable[[str], Mapping[str, Any]] = lambda kind: {},
+    chats: bool = False,
 ) -> Guess:
     """Guess the content of `path`.
 
     `options` are the user's data options, `kind` is the user's task, and `usual(kind)` returns the data
-    options in the recipe of a task. Raises `InputError` if the columns fit no task, and names the options
-    that define them.
+    options in the recipe of a task. `chats`: whether there is a chat model, which chats can tune. Raises
+    `InputError` if the columns fit no task, and names the options that define them.
     """
     guessed = Guess({"path": path})
     if is_prepared_source(path):
@@ -156,7 +109,8 @@ def guess(
         _use_task(benchmark, guessed, kind)
         kind = benchmark.task
     _guess_header(path, guessed, options, kind)
-    _guess_columns(path, guessed, options, kind)
+    if not (chats and kind is None and _guess_chats(path, guessed, options)):
+        _guess_columns(path, guessed, options, kind)
     _guess_unanswerable(path, guessed, options)
     if benchmark is None:
         _guess_parts(path, guessed, {**usual(guessed.kind), **options})
@@ -324,6 +278,9 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
     )
     answer = roles(names, wanted)
     unclear = answer is None or (kind is None and answer[0] == "lm" and answer[1]["text"].lower() != "text")
+    if kind in CHAT_TASKS:
+        guessed.kind = kind
+        return
     if unclear and not stated and wanted in (None, "lm", "translate"):
         hint = chat_hint(row)
         if hint is not None:
@@ -341,6 +298,21 @@ def _guess_columns(path: str, guessed: Guess, options: dict[str, Any], kind: str
         guessed.explain("columns", said, "by their names", "--data.columns")
     if kind is None:
         guessed.explain("task", guessed.kind, f"it has {' and '.join(columns)}", "--task.kind")
+
+
+def _guess_chats(path: str, guessed: Guess, options: dict[str, Any]) -> bool:
+    """Guess the task of chats, instructions or preferences; return whether the first row has such a form."""
+    header = options.get("header") or guessed.data.get("header")
+    row = next(open_source(path, "train", guessed.format(options), header), {})
+    form, used = form_of(row) or ("", [])
+    if not form or roles([*row], "qa") is not None:
+        return False
+    if form == UNPAIRED:
+        raise InputError(f"--data {path}: {chat_hint(row)}")
+    guessed.kind = CHAT_TASKS[form == "preferences"]
+    why = f"{' and '.join(used)} are {form}" if len(used) > 1 else f"{used[0]} has {form}"
+    guessed.explain("task", guessed.kind, why, "--task.kind")
+    return True
 
 
 def _guess_unanswerable(path: str, guessed: Guess, options: dict[str, Any]) -> None:

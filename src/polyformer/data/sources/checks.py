@@ -29,6 +29,8 @@ INPUTS = {
     ("text",): "text",
     ("tokens",): "sentence",
     ("image",): "image",
+    ("conversation",): "conversation",
+    ("chosen",): "preference",
 }
 """The columns that a model reads, with their name; the first that a task needs are compared."""
 

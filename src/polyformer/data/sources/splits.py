@@ -15,6 +15,7 @@ from annotated_types import Interval
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.ranges import IMAGE_SIDE, Wording
+from polyformer.data.formats.chats import CONVERSATION, PREFERENCE, conversations, preferences
 from polyformer.data.formats.columns import CHOICES, rows_of_part, with_choices
 from polyformer.data.formats.episodes import ROLES, checked_episodes
 from polyformer.data.formats.images import IMAGE, Mode, decoded_rows, default_images
@@ -74,6 +75,7 @@ _HOLDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     IMAGE: ("an image (bytes)", lambda value: isinstance(value, bytes)),
     "answers": ("answers {text: [...], answer_start: [...]}", are_answers),
     **dict.fromkeys(("text", "pair", "source", "target", "question", "context"), _TEXT),
+    **dict.fromkeys((CONVERSATION, *PREFERENCE), _TEXT),
     **dict.fromkeys(("tokens", CHOICES), _LIST),
     "tags": _TAGS,
     **dict.fromkeys(ROLES, _NUMBERS),  # `checked_episodes` checks the numbers
@@ -125,7 +127,8 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists); "question", "context" and "answers"; "text", "choices" (a list) and "label"; "image" (bytes),
-    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.formats.episodes`).
+    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.formats.episodes`);
+    "conversation"; "chosen" and "rejected" (see `polyformer.data.formats.chats`).
     Prepared text is a `PreparedText`, with rows that also contain their tokens.
 
     In memory, splits are `datasets.Dataset`, with `streaming` `datasets.IterableDataset`. Both have the same
@@ -296,6 +299,10 @@ def _source(config: DataConfig, needs: Sequence[str], path: str | None, split: s
         rows = rows_of_part(rows, config.split, split, source_name(path))
     if ROLES[0] in needs:
         return checked_episodes(rows, config.columns, source_name(path))
+    if CONVERSATION in needs:
+        return conversations(rows, config.columns, source_name(path))
+    if PREFERENCE[0] in needs:
+        return preferences(rows, config.columns, source_name(path))
     if CHOICES in needs:
         return with_choices(rows, config.columns, source_name(path))
     if not images:

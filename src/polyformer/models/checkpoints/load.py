@@ -33,6 +33,7 @@ from polyformer.models.architectures.weights import (
     read_unused_tensors,
     with_weights,
 )
+from polyformer.models.checkpoints.adapters import is_adapted, load_adapted
 from polyformer.models.checkpoints.config_mapping import Tree
 from polyformer.models.checkpoints.convert import add_memory, convert
 from polyformer.models.checkpoints.family import FAMILIES, Family
@@ -243,7 +244,7 @@ def _warn(new: tuple[str, ...]) -> None:
 def _load_own(folder: Path, saved: Tree) -> Transformer:
     """Return a model in our format, or wrapped for transformers (`polyformer.models.transformers`)."""
     if "model_type" not in saved:
-        return Transformer.from_pretrained(folder)
+        return load_adapted(folder, start_from) if is_adapted(folder) else Transformer.from_pretrained(folder)
     config, stored = ModelConfig.from_dict(saved.get("polyformer")), open_tensors(folder)
     check_layers(config, len([*stored]), folder)
     with torch.device("meta"):

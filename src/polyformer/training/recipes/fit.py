@@ -13,6 +13,7 @@ extended between stages by copying (section 5).
 """
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
 from polyformer.models.architectures import AnyConfig, TowersConfig, Transformer, build_model, read_config
-from polyformer.models.architectures.pretrained import RECIPE, WEIGHTS, read_generation, save_config_files
+from polyformer.models.architectures.pretrained import RECIPE, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, extend_positions, fit_tables, start_from
 from polyformer.models.initialization import Draw
 from polyformer.training import Result
@@ -48,6 +49,7 @@ from polyformer.training.tasks import (
     Workers,
 )
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS
+from polyformer.training.tuning import check_start, draw_adapter, weights_file, write_adapter
 
 
 def copy_vectors(config: VectorsConfig, model: Transformer, tokenizer: Tokenizer | None) -> str:
@@ -182,11 +184,10 @@ def _fit(
         run.begin(recipe, tokenizer, model, **{DATA: data, REPEATED: repeated}, **_started_from(start))
     auxiliary = task.objective.auxiliary_models(joined)
     models = {run.folder: model, **{run.folder / name: helper for name, helper in auxiliary.items()}}
-    result = training.run({folder / WEIGHTS: trained for folder, trained in models.items()})
+    result = training.run(dict(weights_file(folder, trained) for folder, trained in models.items()))
     scores: Scores = {}
     if is_main():
-        for folder, trained in models.items():
-            save_config_files(trained, folder)
+        _save_settings(recipe, models)
     model.labels = tuple(getattr(task, "labels", ()))  # not written: the recipe names them
     if training.engine.whole:
         scores = score(task, joined, splits, result, Workers.of(training.engine.evaluation_group))
@@ -197,6 +198,13 @@ def _fit(
     if is_main():
         run.record(**_facts(model, result, scores))
     return Fitted(run, task, splits, model, result, scores)
+
+
+def _save_settings(recipe: Recipe, models: Mapping[Path, Transformer]) -> None:
+    """Write the files of the models by folder, except the weights."""
+    for folder, trained in models.items():
+        save_config_files(trained, folder)
+        write_adapter(recipe.tuning, trained, folder, recipe.model.pretrained)
 
 
 def _facts(model: Transformer, result: Result, scores: Scores) -> dict[str, Any]:
@@ -288,10 +296,12 @@ def _model(
         and not (new_run and (start or recipe.model.pretrained or recipe.vectors))
     )
     model, draw = _initialized_model(recipe, config, deferred)
-    if new_run:
+    if new_run or recipe.tuning is not None:  # whose checkpoints leave out the frozen weights
         _first_weights(recipe, model, tokenizer, start)
-    else:
+    if not new_run:
         model.generation = read_generation(run.folder)
+    if recipe.tuning is not None:
+        draw_adapter(recipe.tuning, model, recipe.seed + 2)
     if recipe.vectors is not None and recipe.vectors.frozen:
         freeze_vectors(model)
     return model, draw if new_run else None
@@ -323,6 +333,8 @@ def _first_weights(
         report = start_from(recipe.model.pretrained, model)
         if is_main():
             print(f"from {recipe.model.pretrained}\n{report}")
+        if recipe.tuning is not None:
+            check_start(report, recipe.model.pretrained)
     if recipe.vectors is not None and start is None:
         note = copy_vectors(recipe.vectors, model, tokenizer)
         if is_main():

@@ -40,6 +40,8 @@ BASES = {
     "super_resolution": "super-resolution",
     "classify_image": "classify-image",
     "act": "dt",
+    "sft": "sft",
+    "dpo": "dpo",
 }
 """The recipe for each kind of task; other kinds use `default`."""
 
@@ -70,7 +72,8 @@ def guessed_recipe(
     def base(kind: str) -> dict[str, Any]:
         return known or find_recipe(BASES.get(kind, "default"), pretrained is not None)
 
-    guessed = guess(path, options, kind, lambda kind: base(kind).get("data") or {})
+    chats = pretrained is not None or "task.template" in changes
+    guessed = guess(path, options, kind, lambda kind: base(kind).get("data") or {}, chats)
     if recipe is None:
         recipe = base(guessed.kind)
         if _kind(recipe) != guessed.kind and kind is None:

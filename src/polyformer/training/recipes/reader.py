@@ -23,7 +23,7 @@ from polyformer.models.config import ModelConfig, max_positions
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.models.generation.hub_format import from_hub
 from polyformer.nn.heads import ClassifyConfig
-from polyformer.training.tasks.lm import Continuation
+from polyformer.training.tasks.continuing import Continuation
 from polyformer.training.tasks.questions import (
     QuestionAnsweringConfig,
     answers,

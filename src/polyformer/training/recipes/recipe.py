@@ -30,6 +30,7 @@ from polyformer.training.config import flattened
 from polyformer.training.objectives import DistillationConfig
 from polyformer.training.optimizers import AdamW, Cosine
 from polyformer.training.tasks import LanguageModellingConfig, TaskConfig
+from polyformer.training.tuning import TuningConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,7 @@ class Recipe(Config):
     training: TrainingConfig = TrainingConfig()
     vectors: VectorsConfig | None = None  # pretrained word vectors of the token table
     distillation: DistillationConfig | None = None  # a teacher that provides initial layers and soft labels
+    tuning: TuningConfig | None = None  # new weights that are trained instead of the model's
     imports: tuple[str, ...] = ()  # files and modules that register user-defined parts
     seed: NonNegativeInt = 0
 
@@ -140,6 +142,12 @@ class Recipe(Config):
         if self.vectors is not None and (self.model.pretrained or self.distillation):
             raise InputError(
                 "vectors: a checkpoint and a teacher bring token vectors of their own; leave them out"
+            )
+        if self.tuning is not None and (self.model.pretrained is None or self.distillation):
+            raise InputError("tuning: it changes a trained model; name a checkpoint, with --pretrained MODEL")
+        if self.tuning is not None and not self.training.engine.parallel.whole:
+            raise InputError(
+                "tuning: every process needs the whole model; leave out training.engine.parallel"
             )
 
 

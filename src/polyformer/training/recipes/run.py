@@ -44,7 +44,8 @@ from polyformer.models.architectures.pretrained import (
     read_generation,
     write_generation,
 )
-from polyformer.models.checkpoints import config_of, from_pretrained
+from polyformer.models.checkpoints import config_of, from_pretrained, start_from
+from polyformer.models.checkpoints.adapters import is_adapted
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.machine import choose_device, versions
 from polyformer.training.recipes.recipe import Recipe
@@ -112,7 +113,8 @@ class Run:
     def finished(self) -> bool:
         """Return whether the last training has ended, so that the folder contains its final weights."""
         file = self.folder / RECORD
-        return (self.folder / WEIGHTS).is_file() and (not file.exists() or STEPS in self.facts)
+        weights = is_adapted(self.folder) or (self.folder / WEIGHTS).is_file()
+        return weights and (not file.exists() or STEPS in self.facts)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -153,7 +155,8 @@ class Run:
         """Return the trained model; for an unfinished run, the model of its last checkpoint."""
         if not self.finished:
             return self._unfinished(device)[0]
-        model: Any = load_pretrained(self.folder).to(choose_device(device))
+        load: Any = from_pretrained if is_adapted(self.folder) else load_pretrained
+        model = load(self.folder).to(choose_device(device))
         return model
 
     def result(self, device: str = "auto") -> Transformer:
@@ -173,6 +176,9 @@ class Run:
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
         model: Any = build_model(read_config(self.folder))
+        if self.recipe.tuning is not None:
+            start_from(str(self.recipe.model.pretrained), model)
+            self.recipe.tuning.prepare(model)
         joined = self.task.objective.training_module(model)
         load_model(latest, joined)
         model.generation = read_generation(self.folder)
@@ -228,6 +234,7 @@ def new_folder(name: str, root: str | Path = "runs") -> Path:
 
 DATA = "data"  # the fingerprint of the data in run.json
 TOKENIZER = "tokenizer"  # the digests of its files in run.json
+FIXED = "seed", "model", "task", "tokenizer", "vectors", "distillation", "tuning"
 PLACES = {"path", "validation", "test"}
 
 
@@ -295,7 +302,7 @@ def first_difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, A
 def _fixed(recipe: Recipe) -> dict[str, Any]:
     """Return the parts of a recipe that must not change."""
     plain = recipe.to_dict()
-    fixed = {name: plain[name] for name in ("seed", "model", "task", "tokenizer", "vectors", "distillation")}
+    fixed = {name: plain[name] for name in FIXED}
     if fixed["task"].get("neighbours"):
         fixed["task"]["neighbours"] = "where they lie may change"
     reading = {name: value for name, value in plain[DATA].items() if name not in PLACES}

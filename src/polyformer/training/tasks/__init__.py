@@ -16,6 +16,7 @@ from polyformer.training.tasks.classify import (
 )
 from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks.dpo import PreferenceTuning, PreferenceTuningConfig
 from polyformer.training.tasks.evaluation import Workers
 from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import (
@@ -56,6 +57,7 @@ from polyformer.training.tasks.seq2seq import (
     Translation,
     TranslationConfig,
 )
+from polyformer.training.tasks.sft import InstructionTuning, InstructionTuningConfig
 from polyformer.training.tasks.tag import Tagging, TaggingConfig
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
@@ -82,6 +84,8 @@ __all__ = [
     "ImageClassificationConfig",
     "ImageConfig",
     "ImageModelling",
+    "InstructionTuning",
+    "InstructionTuningConfig",
     "LanguageModelling",
     "LanguageModellingConfig",
     "MaskedModelling",
@@ -96,6 +100,8 @@ __all__ = [
     "PairRegressionConfig",
     "PermutedModelling",
     "PermutedModellingConfig",
+    "PreferenceTuning",
+    "PreferenceTuningConfig",
     "QuestionAnswering",
     "QuestionAnsweringConfig",
     "SentenceOrderConfig",

@@ -5,33 +5,31 @@ Every document is <bos> text <eos>; documents are packed into rows and do not at
 required by recurrent models; the last token of a row then predicts the first token of the next row.
 """
 
-import abc
 import dataclasses
 import itertools
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import IGNORED, batch_to_device, next_labels
+from polyformer.core.host_values import batch_to_device
 from polyformer.core.ranges import NonNegativeInt
 from polyformer.data import Tokenizer, pack
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PreparedText
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows.batching import Row
 from polyformer.data.rows.neighbours import Neighbours
 from polyformer.data.rows.packing import Segments, rows_at
-from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
-from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.training import share_rows
-from polyformer.training.tasks.base import HeldOut, ModelLoss, Rows, TrainingBatches
+from polyformer.training.tasks.base import HeldOut, Rows, TrainingBatches
+from polyformer.training.tasks.continuing import Continuation, NextTokens
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.text import (
     STREAMED_ROWS,
@@ -75,39 +73,6 @@ class LanguageModellingConfig(TextTaskConfig):
             )
         folders = tuple(str(Path(folder).absolute()) for folder in self.neighbours)
         return dataclasses.replace(self, neighbours=folders)
-
-
-class Continuation(abc.ABC):
-    """Generation of texts that start with a prompt."""
-
-    tokenizer: Tokenizer
-
-    @abc.abstractmethod
-    def start(self, prompt: str) -> list[int]:
-        """Return the token ids of a text that starts with `prompt`, to be continued."""
-
-    def generate(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-    ) -> list[str]:
-        """Return continuations of `prompt`."""
-        generated = self.write(model, prompt, config, streamer)
-        return generated.texts(self.tokenizer.decode, config.stop)
-
-    def write(
-        self,
-        model: Transformer,
-        prompt: str,
-        config: GenerationConfig,
-        streamer: Callable[[Tensor], None] | None = None,
-        **more: Any,
-    ) -> Generated:
-        """Return the same as tokens; `more`: of `polyformer.models.generation.generate`, such as `draft`."""
-        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
-        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
 
 
 class Documents(TextRows):
@@ -197,16 +162,6 @@ class Documents(TextRows):
             return {}
         words = sum(len(text.split()) + text.count("\n") for text in texts)
         return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
-
-
-class NextTokens(ModelLoss):
-    """The loss of a language model, a mean over the tokens with a next token in their document."""
-
-    def weight(self, batch: Batch) -> int:
-        """Return the number of tokens with a next token in their document."""
-        if "shift_labels" in batch:
-            return int((batch["shift_labels"] != IGNORED).sum())
-        return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())
 
 
 class TextPerplexity(Perplexity):
