@@ -40,6 +40,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 40},
     "nemotron_h": {"layers_block_type": ["full_attention", "mlp", "full_attention"]},
     "modernbert": {"local_attention": 80},
+    "olmo3": {"sliding_window": 40},
     "qwen2": {"sliding_window": 40},
     **{
         name: {"layer_types": ["full_attention", "full_attention"]}

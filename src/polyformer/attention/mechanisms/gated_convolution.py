@@ -87,11 +87,24 @@ class GatedConvolution(Mechanism):
         """Return the state before the first token; its size does not grow with the number of tokens."""
         return ConvolvedTokens()
 
-    @guarded
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """See `Mechanism.forward`."""
+        y, after = self.convolved(q, k, v, context, state, position)
+        if self.bias is not None:
+            # Outside of `guarded`: it is of no key, and is no sign of one that is not finite. A query that is
+            # not finite has such an output already, and no gradient for the bias.
+            added = torch.where(q.isfinite(), q, 0) * self.bias.to(q.dtype).view(q.shape[1], 1, -1)
+            valid = context.q_valid
+            y = y + (added if valid is None else added.masked_fill(~valid[:, None, :, None].bool(), 0))
+        return y, after
+
+    @guarded
+    def convolved(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return q times the convolution without its bias, and the next state."""
         assert isinstance(state, ConvolvedTokens | None)
         if recording():
             raise InputError(
@@ -102,11 +115,10 @@ class GatedConvolution(Mechanism):
         product = (for_heads(k, heads) * for_heads(v, heads)).transpose(1, 2).flatten(2)  # [B, T, H D]
         length = product.shape[1]
         valid, doc = (None if x is None else x[:, -length:] for x in (context.kv_valid, context.kv_doc))
-        taps, bias = self.taps.to(q.dtype), self.bias
+        taps = self.taps.to(q.dtype)
         y, tokens, docs = depthwise_convolution(
             product, taps, context.causal, valid, doc, past.tokens, past.docs
         )
-        y = y if bias is None else y + bias.to(y.dtype)
         y = q * y.unflatten(2, (heads, -1)).transpose(1, 2)[:, :, -queries:]
         if context.q_valid is not None:
             y = y.masked_fill(~context.q_valid[:, None, :, None].bool(), 0)
