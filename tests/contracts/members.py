@@ -202,11 +202,8 @@ class Case:
                 for name, new in names.items()
             }
         if any(isinstance(part, XLNetConfig) for part in parts(self.config)):
-            names = {name: name.replace("input", "segment") for name in batch}
-            batch = batch | {
-                new: (torch.arange(batch[name].shape[1]) // 3).expand_as(batch[name])
-                for name, new in names.items()
-            }
+            source = batch["input_ids"]  # a target has no segments
+            batch = batch | {"segment_ids": (torch.arange(source.shape[1]) // 3).expand_as(source)}
         extra = {
             "labels": self.config.head.example_labels(len(ids), ids.shape[1], VOCAB),
             "sentence_labels": self.config.head.example_sentence_labels(len(ids)),
