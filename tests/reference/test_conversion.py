@@ -40,7 +40,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 40},
     "nemotron_h": {"layers_block_type": ["full_attention", "mlp", "full_attention"]},
     "modernbert": {"local_attention": 80},
-    "olmo3": {"sliding_window": 40},
+    **{name: {"sliding_window": 40} for name in ("cohere2", "exaone4", "olmo3")},
     "qwen2": {"sliding_window": 40},
     **{
         name: {"layer_types": ["full_attention", "full_attention"]}
@@ -80,8 +80,8 @@ OTHERS = {
 }
 """Mechanisms that have no form in which they are dense attention of the same weights."""
 
-PARTICULAR = ("falcon_h1", "gpt_oss", "mamba2")
-"""Families without softmax attention alone, or with sinks, which other mechanisms lack."""
+PARTICULAR = ("falcon_h1", "gemma2", "gpt_oss", "mamba2")
+"""Families without softmax attention alone, or with sinks or soft caps, which other mechanisms lack."""
 
 PATTERNS = [
     "Window(12)",
