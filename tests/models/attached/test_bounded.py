@@ -23,7 +23,7 @@ from tolerances import Double
 
 SINKS = f"sinks(first={FIRST}, length={LENGTH})"
 DROPPING = ["snapkv(budget=8, window=3, kernel=3)", "h2o(budget=7)", "expected(budget=8, future=5, sinks=2)"]
-POLICIES = [*DROPPING, "expected(budget=6, sinks=0, int8=true)", "int8"]
+POLICIES = [*DROPPING, "expected(budget=6, sinks=0, int8=true)", "h2o(ratio=0.6)", "int8"]
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA = {"rope_parameters": YARN, "max_position_embeddings": 64}
 
@@ -208,7 +208,7 @@ def test_detach_restores_the_model_and_its_caches():
     ("rule", "shown"),
     [
         ({"memory": "sinks"}, ["first=4", "length="]),
-        ({"cache": "snapkv"}, ["snapkv(budget=1024", "window="]),
+        ({"cache": "snapkv(budget=1024)"}, ["snapkv(budget=1024", "window="]),
         ({"cache": "int8"}, ["int8"]),
     ],
     ids=str,
@@ -268,9 +268,13 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         "memory: expected 'sinks', the memory that is only a bounded",
     ),
     ("Llama", {"memory": "sinks(length=0)"}, "length: expected 1 or more, got 0"),
-    ("Llama", {"memory": SINKS, "cache": "h2o"}, "memory and cache: expected one of them"),
+    ("Llama", {"memory": SINKS, "cache": "h2o(budget=7)"}, "memory and cache: expected one of them"),
     ("Llama", {"memory": SINKS, "position": "alibi"}, "memory: expected no position, which reads places"),
-    ("Llama", {"cache": "h2o", "attention": "Window(2)"}, "cache: expected no attention, which reads places"),
+    (
+        "Llama",
+        {"cache": "h2o(budget=7)", "attention": "Window(2)"},
+        "cache: expected no attention, which reads places",
+    ),
     (
         "Llama",
         {"memory": SINKS, "attention": lambda b, h, q, k: q >= k},
@@ -285,7 +289,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("GPT2", {"memory": SINKS}, "memory: expected rotary positions, which GPT2LMHeadModel lacks; convert"),
     ("DeepseekV3", {"memory": SINKS}, "changes its queries by position in another way than a rotation"),
     ("ModernBert", {"memory": SINKS}, "memory: expected decoder layers, but .* reads later tokens"),
-    ("T5", {"cache": "h2o"}, "cache: expected a decoder without an encoder, got T5ForConditionalGeneration"),
+    (
+        "T5",
+        {"cache": "h2o(budget=7)"},
+        "cache: expected a decoder without an encoder, got T5ForConditionalGeneration",
+    ),
 ]
 
 

@@ -80,6 +80,7 @@ class Dense(Mechanism):
         self.dropped: Tensor | None = None
         self.tensors: Any = None
         self.weights = torch.zeros(0)
+        self.lengths: list[int] = []  # of the rows' prompts
 
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache()
@@ -138,6 +139,8 @@ class Dense(Mechanism):
             total = weights.sum(2)
             total[..., : past.shape[-1]] += past
             self.weights = total
+        if is_first:
+            self.lengths = valid.sum(-1).tolist()
         if not is_first and not self.policy.after_every_call:
             return
         for row in range(len(k)):
@@ -147,9 +150,18 @@ class Dense(Mechanism):
                 for j in set(keys) - set(kept):
                     self.dropped[row, head, j] = True
 
+    def _budget(self, row: int) -> int:
+        """Return the budget, or the share of the row's prompt, and a key more than are always kept."""
+        policy = self.policy
+        if policy.ratio is None:
+            assert policy.budget is not None
+            return policy.budget
+        least = {SnapKV: getattr(policy, "window", 0), H2O: 1, ExpectedAttention: getattr(policy, "sinks", 0)}
+        return max(least[type(policy)] + 1, round(policy.ratio * self.lengths[row]))
+
     def _kept(self, keys: list[int], row: int, head: int, weights: Tensor) -> list[int]:
         """Return which of the keys of a head stay."""
-        policy, count = self.policy, min(self.policy.budget, len(keys))
+        policy, count = self.policy, min(self._budget(row), len(keys))
         if isinstance(policy, SnapKV):
             before = weights[-policy.window :, : -policy.window].sum(0).tolist()
             far, half = range(-(policy.kernel // 2), policy.kernel // 2 + 1), len(before)
@@ -157,7 +169,7 @@ class Dense(Mechanism):
             pooled = [max(x) if policy.pooling == "max" else sum(x) / len(x) for x in near]
             score = {j: pooled[j] if j < half else math.inf for j in keys}
         elif isinstance(policy, H2O):
-            last = keys[-(policy.budget - policy.budget // 2) :]
+            last = keys[-(self._budget(row) - self._budget(row) // 2) :]
             score = {j: math.inf if j in last else float(self.weights[row, head, j]) for j in keys}
         else:
             assert isinstance(policy, ExpectedAttention)

@@ -58,7 +58,7 @@ def attach(
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
         memory: "sinks(first=4, length=508)", for decoders with rotary positions: layers attend to the first
             and the latest tokens, with positions counted inside the cache, and `generate` keeps only these.
-        cache: the policy of the keys that each head keeps, "snapkv(budget=1024)", "h2o" or "expected"; or
+        cache: the policy of the keys that each head keeps, "snapkv(budget=1024)", "h2o(ratio=0.5)"; or
             "int8", which keeps all keys as integers.
 
     Returns:

@@ -1,7 +1,8 @@
 """Cache policies: the keys that a KV cache keeps, and in which form; each file implements a policy."""
 
 from polyformer.core.registry import import_modules
-from polyformer.nn.cache.base import CacheCall, CachePolicy, CompressedCache, DroppingPolicy
+from polyformer.nn.cache.base import CachePolicy, CompressedCache, DroppingPolicy
+from polyformer.nn.cache.call import CacheCall
 from polyformer.nn.cache.policies import H2O, ExpectedAttention, Int8Policy, SnapKV
 
 __all__ = [

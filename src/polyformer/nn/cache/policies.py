@@ -57,7 +57,8 @@ from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import Int8Cache
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.nn.cache.base import CacheCall, CachePolicy, DroppingPolicy, among_last
+from polyformer.nn.cache.base import CachePolicy, Count, DroppingPolicy
+from polyformer.nn.cache.call import CacheCall, among_last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,16 +82,16 @@ class H2O(DroppingPolicy):
 
     @classmethod
     def examples(cls) -> tuple["H2O", ...]:
-        return (cls(budget=7),)
+        return cls(budget=7), cls(ratio=0.4)
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the sums of all weights that the keys have received."""
         weights = call.weights_received()
         return weights if past is None else weights + F.pad(past, (0, weights.shape[-1] - past.shape[-1]))
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the latest half."""
-        return 0, self.budget - self.budget // 2
+        return 0, budget - budget // 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,11 @@ class SnapKV(DroppingPolicy):
 
     @classmethod
     def examples(cls) -> tuple["SnapKV", ...]:
-        return cls(budget=8, window=3, kernel=3), cls(budget=8, window=2, kernel=5, pooling="max")
+        return (
+            cls(budget=8, window=3, kernel=3),
+            cls(budget=8, window=2, kernel=5, pooling="max"),
+            cls(ratio=0.4, window=2, kernel=3),
+        )
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the pooled weights from the last queries of the prompt."""
@@ -132,7 +137,7 @@ class SnapKV(DroppingPolicy):
         slots = torch.arange(keys.shape[2], device=keys.device)
         return (slots >= len(slots) - self.window).view(1, 1, -1)
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the window."""
         return 0, self.window
 
@@ -153,7 +158,11 @@ class ExpectedAttention(DroppingPolicy):
 
     @classmethod
     def examples(cls) -> tuple["ExpectedAttention", ...]:
-        return cls(budget=8, future=5, sinks=2), cls(budget=6, future=1, sinks=0)
+        return (
+            cls(budget=8, future=5, sinks=2),
+            cls(budget=6, future=1, sinks=0),
+            cls(ratio=0.4, future=5, sinks=1),
+        )
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the expected share of each key in the attention of a later query, times its value's norm."""
@@ -176,7 +185,7 @@ class ExpectedAttention(DroppingPolicy):
         real = keys.new_ones(len(keys), keys.shape[2], dtype=torch.bool) if valid is None else valid.bool()
         return real & (real.cumsum(-1) > self.sinks)
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the sinks."""
         return self.sinks, 0
 
