@@ -334,3 +334,14 @@ def test_calls_that_a_bounded_cache_does_not_fit_are_refused():
     capped = polyformer.attach(build(BY_NAME["Gemma2"]), cache="h2o(budget=7)")
     with pytest.raises(InputError, match="cache: the layer adds 'softcap' to its scores"):
         capped(text())
+
+
+def test_budgets_by_layer_are_attached_and_budgets_by_head_are_refused():
+    inside = "snapkv(budget=8, window=3, kernel=3)"
+    model = polyformer.attach(build(BY_NAME["Llama"]), cache=f"pyramid(of={inside}, slope=0.8)")
+    with torch.no_grad():
+        cache = model(text(1, 24), use_cache=True).past_key_values
+    held = [layer.keys.shape[2] for layer in cache.layers]
+    assert (held[0], held[-1], sum(held)) == (11, 5, 8 * len(held))
+    with pytest.raises(InputError, match=r"^cache: expected the same number of keys in each head.*'ada'"):
+        polyformer.attach(build(BY_NAME["Llama"]), cache=f"pyramid(of=ada(of={inside}))")

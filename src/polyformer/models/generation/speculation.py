@@ -359,7 +359,7 @@ def check_draft(
         )
     if config.dola.dola_layers is not None and isinstance(draft, nn.Module):
         raise InputError("draft: a draft model does not support dola_layers; leave one of them out")
-    if config.cache is not None and config.cache.after_every_call:
+    if config.cache is not None and config.cache.basis.after_every_call:
         raise InputError(
             f"draft: the cache policy {quote(config.cache.kind)} drops keys after every pass, so drafts "
             "would change the text; leave one of them out, or use 'snapkv'"
