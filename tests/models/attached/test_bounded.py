@@ -23,7 +23,13 @@ from tolerances import Double
 
 SINKS = f"sinks(first={FIRST}, length={LENGTH})"
 DROPPING = ["snapkv(budget=8, window=3, kernel=3)", "h2o(budget=7)", "expected(budget=8, future=5, sinks=2)"]
-POLICIES = [*DROPPING, "expected(budget=6, sinks=0, int8=true)", "h2o(ratio=0.6)", "int8"]
+POLICIES = [
+    *DROPPING,
+    "expected(budget=6, sinks=0, int8=true)",
+    "h2o(ratio=0.6)",
+    "int8",
+    "int4(group=4, window=6)",
+]
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA = {"rope_parameters": YARN, "max_position_embeddings": 64}
 

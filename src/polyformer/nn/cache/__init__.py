@@ -4,7 +4,7 @@ from polyformer.core.registry import import_modules
 from polyformer.nn.cache.base import CachePolicy, CompressedCache, DroppingPolicy
 from polyformer.nn.cache.budgets import Ada, HeadsCache, Pyramid
 from polyformer.nn.cache.call import CacheCall
-from polyformer.nn.cache.policies import H2O, ExpectedAttention, Int8Policy, SnapKV
+from polyformer.nn.cache.policies import H2O, ExpectedAttention, Int4Policy, Int8Policy, SnapKV
 
 __all__ = [
     "H2O",
@@ -15,6 +15,7 @@ __all__ = [
     "DroppingPolicy",
     "ExpectedAttention",
     "HeadsCache",
+    "Int4Policy",
     "Int8Policy",
     "Pyramid",
     "SnapKV",

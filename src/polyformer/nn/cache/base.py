@@ -42,12 +42,16 @@ class CachePolicy(Config):
     `drops_keys`: whether heads may keep other keys than other heads. `after_every_call`: whether keys are
     dropped after every call; otherwise only after the first, which reads the prompt, and the keys of later
     tokens are all kept. `supports_score_bias`: whether keys are chosen with biases such as ALiBi's.
+    `has_fixed_steps`: whether a step of generation has a form of fixed size, so that it can be compiled.
+    `supports_drafts`: whether tokens that are read together are read as they would be one by one.
     """
 
     option: ClassVar[str] = "cache"
     drops_keys: ClassVar[bool] = False
     after_every_call: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = True
+    has_fixed_steps: ClassVar[bool] = False
+    supports_drafts: ClassVar[bool] = True
 
     @property
     def basis(self) -> "CachePolicy":
