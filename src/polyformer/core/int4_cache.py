@@ -4,8 +4,8 @@
     values    x_td = z_t + s_t n_td,      z_t = min_d x_td,     s_t = (max_d x_td - z_t) / 15
 
 for each key head, token t of group g and channel d, with integers n in 0 .. 15, two in a byte. Keys have a
-few channels with large numbers, which would take the levels of the others in a token; values have none. A number
-is off by at most half of its step s.
+few channels with large numbers, which would take the levels of the others in a token; values have none. A
+number is off by at most half of its step s.
 
 The latest tokens, `window` to window + group - 1 of them, stay as they are. In a call queries read the new
 keys and values as they are too, and groups that leave the window are rounded after it, so the calls in which

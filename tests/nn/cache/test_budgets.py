@@ -9,9 +9,9 @@ from tests.nn.cache.policies import Competing, Dense, decoder
 from tests.nn.cache.test_policies import STEPS, caches, ids, masks, read
 
 from polyformer.core.errors import InputError
+from polyformer.core.state_files import load_state, save_state
 from polyformer.nn import Ada, CachePolicy, CompressedCache, DroppingPolicy, HeadsCache, Pyramid
 from polyformer.nn.cache.budgets import first_of_each, shared_out
-from polyformer.training.state import load_state, save_state
 
 SNAPKV = "snapkv(budget=8, window=3, kernel=3)"
 EXPECTED = "expected(budget=8, future=5, sinks=2)"

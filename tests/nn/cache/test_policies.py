@@ -13,12 +13,12 @@ import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy
 from polyformer.nn.cache.call import CacheCall
 from polyformer.nn.cache.policies import SnapKV
-from polyformer.training.state import load_state, save_state
 
 KINDS = sorted(kind for kind in CachePolicy.kinds if issubclass(CachePolicy.kinds[kind], DroppingPolicy))
 EXAMPLES = [
