@@ -44,7 +44,6 @@ from polyformer.nn.cache.base import (
     prompt_lengths,
 )
 from polyformer.nn.cache.call import CacheCall
-from polyformer.nn.cache.policies import SnapKV
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,8 @@ class Ada(CachePolicy):
 
     @classmethod
     def examples(cls) -> tuple["Ada", ...]:
-        inside = SnapKV(budget=8, window=3, kernel=3)
-        return cls(of=inside), cls(of=dataclasses.replace(inside, budget=None, ratio=0.4), alpha=0.5)
+        inside = CachePolicy.from_dict("snapkv(budget=8, window=3, kernel=3)")
+        return cls(of=inside), cls(of=inside, alpha=0.5)
 
     @property
     def basis(self) -> DroppingPolicy:
@@ -117,7 +116,7 @@ class Pyramid(CachePolicy):
 
     @classmethod
     def examples(cls) -> tuple["Pyramid", ...]:
-        inside = SnapKV(budget=8, window=3, kernel=3)
+        inside = CachePolicy.from_dict("snapkv(budget=8, window=3, kernel=3)")
         return cls(of=inside, slope=0.5), cls(of=Ada(of=inside))
 
     @property
