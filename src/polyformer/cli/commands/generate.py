@@ -210,16 +210,15 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
     more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile or None}
+    make = PromptStart.of_message if options.chat else PromptStart.of_text
     with model_threads(model):
         if options.save_state is not None or options.state is not None:
             from polyformer.cli.commands.kept_states import write_with_state
 
-            return write_with_state(options, task, model, config)
+            starts = (make(task, prompt) for prompt in prompts_of(options))
+            return write_with_state(options, task, model, config, starts, printer_after)
         for prompt in in_turn(prompts_of(options)):
-            start = (
-                PromptStart.of_message(task, prompt) if options.chat else PromptStart.of_text(task, prompt)
-            )
-            write(task, model, config, start, more)
+            write(task, model, config, make(task, prompt), more)
 
 
 class PromptStart(NamedTuple):

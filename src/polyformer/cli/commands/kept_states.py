@@ -1,9 +1,9 @@
 """`polyformer generate --save-state FILE` and `--state FILE`: read a prompt once, continue it many times."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from polyformer.cli.commands.generate import GenerateOptions, PromptStart, in_turn, printer_after, prompts_of
 from polyformer.cli.commands.options import refuse
 from polyformer.core.errors import InputError, quote
 
@@ -17,9 +17,18 @@ REFUSED = ("draft", "datastore", "frozen", "compile", "num_beams", "penalty_alph
 
 
 def write_with_state(
-    options: GenerateOptions, task: Any, model: "Transformer", config: "GenerationConfig"
+    options: Any,
+    task: Any,
+    model: "Transformer",
+    config: "GenerationConfig",
+    starts: Iterable[Any],
+    printer_after: Callable[[str], Callable[[str], None]],
 ) -> None:
-    """Print prompts and their continuations, with a state that is read from a file or written to one."""
+    """Print prompts and their continuations, with a state that is read from a file or written to one.
+
+    options: of the command `generate`. starts: the tokens of each prompt and what is shown of it.
+    printer_after: returns a function that prints pieces of a text after what is shown.
+    """
     from polyformer.models.generation import TextStreamer
     from polyformer.models.generation.kept_text import KeptText
     from polyformer.models.generation.saved_text import load_state, save_state
@@ -27,12 +36,13 @@ def write_with_state(
     refuse(options, REFUSED, "not available with --state and --save-state; leave it out")
     if options.state is not None:
         refuse(options, ("save_state",), "not available with --state; leave out one of them")
-    texts = list(prompts_of(options))
-    if options.save_state is not None and len(texts) > 1:
-        raise InputError(f"--save-state: expected one text, as a state is of one, got {len(texts)}")
-    decode, make = task.tokenizer.decode, PromptStart.of_message if options.chat else PromptStart.of_text
-    for prompt in in_turn(texts):
-        start = make(task, prompt)
+    starts = list(starts)
+    if options.save_state is not None and len(starts) > 1:
+        raise InputError(f"--save-state: expected one text, as a state is of one, got {len(starts)}")
+    decode = task.tokenizer.decode
+    for number, start in enumerate(starts):
+        if number:
+            print()
         if options.state is not None:
             text = load_state(options.state, model)
             config = replace(config, cache=_policy_of(options, text))
@@ -52,7 +62,7 @@ def write_with_state(
         show("\n")
 
 
-def _policy_of(options: GenerateOptions, text: "KeptText") -> "CachePolicy | None":
+def _policy_of(options: Any, text: "KeptText") -> "CachePolicy | None":
     """Return the cache policy of a state; raise `InputError` for another in the options."""
     from polyformer.nn.cache import CachePolicy
 
