@@ -38,7 +38,7 @@ SHARED = {
         *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
         "random_directions",
     },
-    "nn.cache": {"base"},
+    "nn.cache": {"base", "call"},
     "nn.memory": {"base", "recurrent", "store"},
     "nn.depth": {"base"},
     "nn.feedforward": {"feedforward"},

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from polyformer.models.checkpoints import from_pretrained as from_pretrained
     from polyformer.models.config import ModelConfig as ModelConfig
     from polyformer.models.generation import GenerationConfig as GenerationConfig
+    from polyformer.models.generation.kept_text import KeptText as KeptText
+    from polyformer.models.generation.saved_text import load_state as load_state
+    from polyformer.models.generation.saved_text import save_state as save_state
     from polyformer.models.outputs import ModelOutput as ModelOutput
     from polyformer.models.outputs import ModelState as ModelState
     from polyformer.models.presets import create_model as create_model
@@ -41,6 +44,7 @@ __getattr__, __dir__ = lazy_names(
         "Context": "core.sequence.context",
         "GenerationConfig": "models.generation",
         "InputError": "core.errors",
+        "KeptText": "models.generation.kept_text",
         "LoadedModel": "applications.loaded",
         "ModelConfig": "models.config",
         "ModelOutput": "models.outputs",
@@ -59,8 +63,10 @@ __getattr__, __dir__ = lazy_names(
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",
         "load": "applications.loaded",
+        "load_state": "models.generation.saved_text",
         "model_config": "models.presets",
         "register": "models.presets",
+        "save_state": "models.generation.saved_text",
         "trace": "applications.interventions",
     },
     ["attention.patterns"],

@@ -56,6 +56,24 @@ def test_generate(path: Path, output: Callable[..., str]):
     assert polyformer.load(path, "cpu").generate("Anna", 5) + "\n" == text
 
 
+def test_a_prompt_is_read_once(
+    path: Path, tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]
+):
+    file, options = tmp_path / "s.safetensors", ("--max-new-tokens", 5)
+    first, longer = "Anna reads", "Anna reads the book"
+    usual = output("generate", path, "--prompt", longer, *options)
+    assert output("generate", path, "--prompt", first, "--save-state", file, *options).startswith(first)
+    assert output("generate", path, "--prompt", longer, "--state", file, *options) == usual
+    error = complaint("generate", path, "--prompt", "The book", "--state", file)
+    assert "--state: expected a text that begins with the" in error
+    assert "repeat the text of --save-state" in error
+    error = complaint("generate", path, "--prompt", longer, "--state", file, "--cache", "int8")
+    assert "--cache: expected the policy with which" in error
+    for bad in (("--draft", "lookup"), ("--num-beams", "2"), ("--save-state", tmp_path / "other")):
+        assert "leave " in complaint("generate", path, "--prompt", longer, "--state", file, *bad)
+    assert "expected one text" in complaint("generate", path, "a b", "c d", "--save-state", file)
+
+
 def test_evaluate(path: Path, tmp_path: Path, output: Callable[..., str], complaint: Callable[..., str]):
     """Windows of 8 tokens, each token predicted once, from those before it in its window."""
     (tmp_path / "text.txt").write_text(TEXT)

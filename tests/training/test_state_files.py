@@ -11,8 +11,8 @@ from polyformer.attention.mechanisms import LSHConfig, PerformerConfig, RoutingC
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.state_files import load_state, save_state, state_tensors
 from polyformer.nn.memory import RecurrentConfig
-from polyformer.training.state import load_state, save_state, state_tensors
 
 MODELS = {
     "cache": {},

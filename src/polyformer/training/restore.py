@@ -17,6 +17,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, tied_names
+from polyformer.core.state_files import state_of
 from polyformer.training.checkpoint import Checkpoints
 from polyformer.training.config import SavingConfig
 from polyformer.training.state import (
@@ -29,7 +30,6 @@ from polyformer.training.state import (
     has_parts,
     read_state,
     set_optimizer_state,
-    state_of,
     step_of,
 )
 

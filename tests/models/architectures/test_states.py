@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures.policy import Policy, PolicyConfig
 from polyformer.models.architectures.trajectory import TrajectoryTransformer
-from polyformer.training.state import load_state, save_state
 
 IDS = torch.arange(12).reshape(2, 6) + 5
 KINDS = "softmax", "linear", "performer", "retention", "gla", "ssd", "delta", "lsh", "memory_compressed"

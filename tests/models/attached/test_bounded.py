@@ -23,7 +23,13 @@ from tolerances import Double
 
 SINKS = f"sinks(first={FIRST}, length={LENGTH})"
 DROPPING = ["snapkv(budget=8, window=3, kernel=3)", "h2o(budget=7)", "expected(budget=8, future=5, sinks=2)"]
-POLICIES = [*DROPPING, "expected(budget=6, sinks=0, int8=true)", "int8"]
+POLICIES = [
+    *DROPPING,
+    "expected(budget=6, sinks=0, int8=true)",
+    "h2o(ratio=0.6)",
+    "int8",
+    "int4(group=4, window=6)",
+]
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA = {"rope_parameters": YARN, "max_position_embeddings": 64}
 
@@ -208,7 +214,7 @@ def test_detach_restores_the_model_and_its_caches():
     ("rule", "shown"),
     [
         ({"memory": "sinks"}, ["first=4", "length="]),
-        ({"cache": "snapkv"}, ["snapkv(budget=1024", "window="]),
+        ({"cache": "snapkv(budget=1024)"}, ["snapkv(budget=1024", "window="]),
         ({"cache": "int8"}, ["int8"]),
     ],
     ids=str,
@@ -268,9 +274,13 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
         "memory: expected 'sinks', the memory that is only a bounded",
     ),
     ("Llama", {"memory": "sinks(length=0)"}, "length: expected 1 or more, got 0"),
-    ("Llama", {"memory": SINKS, "cache": "h2o"}, "memory and cache: expected one of them"),
+    ("Llama", {"memory": SINKS, "cache": "h2o(budget=7)"}, "memory and cache: expected one of them"),
     ("Llama", {"memory": SINKS, "position": "alibi"}, "memory: expected no position, which reads places"),
-    ("Llama", {"cache": "h2o", "attention": "Window(2)"}, "cache: expected no attention, which reads places"),
+    (
+        "Llama",
+        {"cache": "h2o(budget=7)", "attention": "Window(2)"},
+        "cache: expected no attention, which reads places",
+    ),
     (
         "Llama",
         {"memory": SINKS, "attention": lambda b, h, q, k: q >= k},
@@ -285,7 +295,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("GPT2", {"memory": SINKS}, "memory: expected rotary positions, which GPT2LMHeadModel lacks; convert"),
     ("DeepseekV3", {"memory": SINKS}, "changes its queries by position in another way than a rotation"),
     ("ModernBert", {"memory": SINKS}, "memory: expected decoder layers, but .* reads later tokens"),
-    ("T5", {"cache": "h2o"}, "cache: expected a decoder without an encoder, got T5ForConditionalGeneration"),
+    (
+        "T5",
+        {"cache": "h2o(budget=7)"},
+        "cache: expected a decoder without an encoder, got T5ForConditionalGeneration",
+    ),
 ]
 
 
@@ -326,3 +340,14 @@ def test_calls_that_a_bounded_cache_does_not_fit_are_refused():
     capped = polyformer.attach(build(BY_NAME["Gemma2"]), cache="h2o(budget=7)")
     with pytest.raises(InputError, match="cache: the layer adds 'softcap' to its scores"):
         capped(text())
+
+
+def test_budgets_by_layer_are_attached_and_budgets_by_head_are_refused():
+    inside = "snapkv(budget=8, window=3, kernel=3)"
+    model = polyformer.attach(build(BY_NAME["Llama"]), cache=f"pyramid(of={inside}, slope=0.8)")
+    with torch.no_grad():
+        cache = model(text(1, 24), use_cache=True).past_key_values
+    held = [layer.keys.shape[2] for layer in cache.layers]
+    assert (held[0], held[-1], sum(held)) == (11, 5, 8 * len(held))
+    with pytest.raises(InputError, match=r"^cache: expected the same number of keys in each head.*'ada'"):
+        polyformer.attach(build(BY_NAME["Llama"]), cache=f"pyramid(of=ada(of={inside}))")

@@ -133,7 +133,7 @@ def test_it_is_said_once() -> None:
     ("options", "message"),
     [
         ({"compile": True}, "compile: a graph needs a KV cache"),
-        ({"cache": "snapkv"}, "cache: mechanism 'forgetful' keeps no keys"),
+        ({"cache": "snapkv(budget=40)"}, "cache: mechanism 'forgetful' keeps no keys"),
     ],
     ids=["compile", "policy"],
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class Dense(Mechanism):
         self.dropped: Tensor | None = None
         self.tensors: Any = None
         self.weights = torch.zeros(0)
+        self.lengths: list[int] = []  # of the rows' prompts
 
     def new_state(self, reserve: int) -> KeyValueCache:
         return KeyValueCache()
@@ -138,6 +140,8 @@ class Dense(Mechanism):
             total = weights.sum(2)
             total[..., : past.shape[-1]] += past
             self.weights = total
+        if is_first:
+            self.lengths = valid.sum(-1).tolist()
         if not is_first and not self.policy.after_every_call:
             return
         for row in range(len(k)):
@@ -147,9 +151,23 @@ class Dense(Mechanism):
                 for j in set(keys) - set(kept):
                     self.dropped[row, head, j] = True
 
+    def _budget(self, row: int) -> int:
+        """Return the budget, or the share of the row's prompt, and a key more than are always kept."""
+        policy = self.policy
+        if policy.ratio is None:
+            assert policy.budget is not None
+            return policy.budget
+        least = {SnapKV: getattr(policy, "window", 0), H2O: 1, ExpectedAttention: getattr(policy, "sinks", 0)}
+        return max(least[type(policy)] + 1, round(policy.ratio * self.lengths[row]))
+
     def _kept(self, keys: list[int], row: int, head: int, weights: Tensor) -> list[int]:
         """Return which of the keys of a head stay."""
-        policy, count = self.policy, min(self.policy.budget, len(keys))
+        score = self._scores(keys, row, head, weights)
+        return sorted(keys, key=lambda j: -score[j])[: min(self._budget(row), len(keys))]
+
+    def _scores(self, keys: list[int], row: int, head: int, weights: Tensor) -> dict[int, float]:
+        """Return the scores of the keys of a head, infinite for those that always stay."""
+        policy = self.policy
         if isinstance(policy, SnapKV):
             before = weights[-policy.window :, : -policy.window].sum(0).tolist()
             far, half = range(-(policy.kernel // 2), policy.kernel // 2 + 1), len(before)
@@ -157,12 +175,12 @@ class Dense(Mechanism):
             pooled = [max(x) if policy.pooling == "max" else sum(x) / len(x) for x in near]
             score = {j: pooled[j] if j < half else math.inf for j in keys}
         elif isinstance(policy, H2O):
-            last = keys[-(policy.budget - policy.budget // 2) :]
+            last = keys[-(self._budget(row) - self._budget(row) // 2) :]
             score = {j: math.inf if j in last else float(self.weights[row, head, j]) for j in keys}
         else:
             assert isinstance(policy, ExpectedAttention)
             score = self._expected(policy, keys, row, head)
-        return sorted(keys, key=lambda j: -score[j])[:count]
+        return score
 
     def _expected(self, policy: ExpectedAttention, keys: list[int], row: int, head: int) -> dict[int, float]:
         """Return E[exp(q k scale)] of each key, as a share, times |v|; the mean over the query heads."""
@@ -183,3 +201,34 @@ class Dense(Mechanism):
             shares[first_share:] += exponent[first_share:].softmax(0) / groups
         score = dict(zip(keys, (shares * v[row, head, keys].norm(dim=-1)).tolist()))
         return score | dict.fromkeys(keys[: policy.sinks], math.inf)
+
+
+class Competing(Dense):
+    """The same for `ada`: the keys of all heads compete, and a part `alpha` of the budget is a head's."""
+
+    def __init__(self, policy: DroppingPolicy, alpha: float):
+        super().__init__(policy)
+        self.alpha = Fraction(str(alpha))
+
+    def _drop(self, weights: Tensor, k: Tensor, valid: Tensor, is_first: bool) -> None:
+        if not is_first:
+            return
+        assert self.dropped is not None
+        self.lengths = valid.sum(-1).tolist()
+        weights = weights.unflatten(1, (k.shape[1], -1)).sum(2)
+        heads = range(k.shape[1])
+        for row in range(len(k)):
+            keys = [j for j in range(k.shape[2]) if valid[row, j]]
+            budget = min(self._budget(row), len(keys))
+            scores = [self._scores(keys, row, head, weights[row, head]) for head in heads]
+            everything = sorted((-scores[head][j], head, j) for head in heads for j in keys)
+            won = [head for _, head, _ in everything[: budget * len(heads)]]
+            exact = [(1 - self.alpha) * won.count(head) + self.alpha * budget for head in heads]
+            counts = [int(x) for x in exact]
+            largest = sorted(heads, key=lambda head: counts[head] - exact[head])
+            for head in largest[: budget * len(heads) - sum(counts)]:
+                counts[head] += 1
+            for head in heads:
+                best = sorted(keys, key=lambda j, score=scores[head]: -score[j])
+                for j in best[counts[head] :]:
+                    self.dropped[row, head, j] = True

@@ -15,8 +15,8 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache
 from polyformer.core.sequence.context import Context
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
-from polyformer.training.state import load_state, save_state
 
 SELF_EXTEND = {
     "kind": "rope",

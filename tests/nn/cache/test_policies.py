@@ -13,12 +13,12 @@ import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy
-from polyformer.nn.cache.base import CacheCall
+from polyformer.nn.cache.call import CacheCall
 from polyformer.nn.cache.policies import SnapKV
-from polyformer.training.state import load_state, save_state
 
 KINDS = sorted(kind for kind in CachePolicy.kinds if issubclass(CachePolicy.kinds[kind], DroppingPolicy))
 EXAMPLES = [
@@ -106,16 +106,28 @@ def test_heads_and_layers_keep_different_keys(policy: DroppingPolicy):
     first, second = caches(read(model, model.new_state(cache=policy))[1])
     assert first.slots is not None
     assert second.slots is not None
-    assert first.dropped >= STEPS[0] - policy.budget
+    assert first.dropped >= STEPS[0] - policy.budget_for(STEPS[0])
     assert not torch.equal(first.slots, second.slots)
     assert not torch.equal(first.slots[:, 0], first.slots[:, 1])
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.5, 12), (0.3, 7), (0.01, 4), (1.0, 24)])
+def test_a_ratio_is_the_share_of_the_prompts_keys_that_stay(ratio: float, kept: int):
+    """Of 24 tokens; the window of 3 and a key more stay in any case."""
+    model = decoder()
+    _, state = read(model, model.new_state(cache=f"snapkv(ratio={ratio}, window=3)"))
+    for cache in caches(state):
+        assert cache.cache.held == kept + sum(STEPS[1:])
+        assert cache.dropped == 24 - kept
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_large_budget_changes_no_bit(kind: str):
     model = decoder().float()
     usual = read(model, model.new_state(), masks())[0]
-    assert torch.equal(read(model, model.new_state(cache=f"{kind}(budget=100)"), masks())[0], usual)
+    # After every call `h2o` keeps no more keys than the prompt had.
+    for all_keys in ("budget=100", *(() if kind == "h2o" else ("ratio=1.0",))):
+        assert torch.equal(read(model, model.new_state(cache=f"{kind}({all_keys})"), masks())[0], usual)
 
 
 @pytest.mark.parametrize("policy", EXAMPLES, ids=str)
@@ -224,14 +236,20 @@ def test_expected_attention_is_refused_with_biases():
     ("options", "message"),
     [
         ({"cache": "snapkv(budget=32)"}, "budget: expected more keys than the 32 that 'snapkv' always keeps"),
-        ({"cache": "snapkv(kernel=4)"}, "kernel: expected an odd number, got 4"),
+        ({"cache": "snapkv(budget=40, kernel=4)"}, "kernel: expected an odd number, got 4"),
+        ({"cache": "snapkv"}, "budget and ratio: expected one of them, got none; set budget .*, or ratio to"),
+        (
+            {"cache": "h2o(budget=7, ratio=0.5)"},
+            "budget and ratio: expected one of them, got budget=7 and ratio=0.5",
+        ),
+        ({"cache": "h2o(ratio=1.5)"}, "cache.ratio: expected a share in (0, 1], got 1.5"),
         (
             {"cache": "expected(budget=4)"},
             "budget: expected more keys than the 4 that 'expected' always keeps",
         ),
         ({"cache": "snap"}, "snapkv"),
-        ({"cache": "h2o", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
-        ({"cache": "h2o", "compile": True}, "compile: with a mixture, .* or dropped keys"),
+        ({"cache": "h2o(ratio=0.5)", "draft": "lookup"}, "draft: the cache policy 'h2o' drops keys"),
+        ({"cache": "h2o(budget=7)", "compile": True}, "compile: with a mixture, .* or dropped keys"),
         ({"cache": "h2o(budget=7)", "document_ids": ids(1, 100) * 0}, "document_ids"),
     ],
 )

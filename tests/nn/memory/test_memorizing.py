@@ -14,6 +14,7 @@ from pairwise import pairwise
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import NoPositionConfig, RopeConfig, Shape
 from polyformer.core.errors import InputError
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation.config import BeamConfig
@@ -21,7 +22,6 @@ from polyformer.nn.block import BlockConfig, PreNormConfig, ReversibleConfig
 from polyformer.nn.memory import MemorizingConfig
 from polyformer.nn.memory.memorizing import Memorizing, set_store
 from polyformer.nn.stack import AttentionConfig
-from polyformer.training.state import load_state, save_state
 
 SPLITS = [[5, 5, 1, 6], [1] * 17, [13, 4]]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 import polyformer
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.tokens import BLOCK, MARGIN, Reach
+from polyformer.core.state_files import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState, Stack
-from polyformer.training.state import load_state, save_state
 
 LENGTH, WIDE = 400, 1 << 30
 CHUNKS = {"tokens": [1] * 300, "chunks": [230, 5, *[1] * 20, 60, *[1] * 5]}

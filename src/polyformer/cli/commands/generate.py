@@ -44,6 +44,8 @@ EXAMPLES = """examples:
   polyformer generate smollm2.gguf --chat "What is the capital of France?"
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
   polyformer generate model.gguf --file book.txt --cache "snapkv(budget=1024)"
+  polyformer generate model.gguf --file book.txt --save-state book.safetensors
+  polyformer generate model.gguf --state book.safetensors --prompt "$(cat book.txt) Who is the author?"
   polyformer generate runs/demo-1 --prompt "def " --datastore stores/demo --lambda 0.3 --knn-temperature 10
   polyformer generate runs/spalm --prompt " The" --frozen runs/wikitext2 --datastore stores/wikitext2
 """
@@ -149,6 +151,14 @@ class GenerateOptions:
         "(default: all keys, as computed)",
         metavar="POLICY",
     )
+    save_state: str | None = option(
+        "write the state after the prompt to this file, for --state, which reads only what follows",
+        metavar="FILE",
+    )
+    state: str | None = option(
+        "continue from the state in this file (--save-state); each text must begin with its tokens",
+        metavar="FILE",
+    )
     stop: str | None = option("stop after this text is generated", metavar="TEXT")
     device: Device = device()
 
@@ -200,12 +210,15 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
     retrieval = retrieval_of(options, task)
     mixture = mixture_of(options) if retrieval is None else None
     more = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": options.compile or None}
+    make = PromptStart.of_message if options.chat else PromptStart.of_text
     with model_threads(model):
+        if options.save_state is not None or options.state is not None:
+            from polyformer.cli.commands.kept_states import write_with_state
+
+            starts = (make(task, prompt) for prompt in prompts_of(options))
+            return write_with_state(options, task, model, config, starts, printer_after)
         for prompt in in_turn(prompts_of(options)):
-            start = (
-                PromptStart.of_message(task, prompt) if options.chat else PromptStart.of_text(task, prompt)
-            )
-            write(task, model, config, start, more)
+            write(task, model, config, make(task, prompt), more)
 
 
 class PromptStart(NamedTuple):

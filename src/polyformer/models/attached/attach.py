@@ -19,6 +19,7 @@ from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
+from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache, PairCache
 from polyformer.core.state import State
 from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
@@ -58,7 +59,7 @@ def attach(
         score_mod: FlexAttention's `score_mod(score, b, h, q_idx, kv_idx)`, on scaled scores.
         memory: "sinks(first=4, length=508)", for decoders with rotary positions: layers attend to the first
             and the latest tokens, with positions counted inside the cache, and `generate` keeps only these.
-        cache: the policy of the keys that each head keeps, "snapkv(budget=1024)", "h2o" or "expected"; or
+        cache: the policy of the keys that each head keeps, "snapkv(budget=1024)", "h2o(ratio=0.5)"; or
             "int8", which keeps all keys as integers.
 
     Returns:
@@ -201,7 +202,8 @@ def _mechanism_line(mechanism: Mechanism) -> str:
 def _kept(cache: State | None) -> str:
     """Return a line with the keys in a cache."""
     if isinstance(cache, PairCache):
-        return f"{cache.held:,} tokens" + (" in int8" if isinstance(cache, Int8Cache) else "")
+        kinds = {Int8Cache: " in int8", Int4Cache: " in int4"}
+        return f"{cache.held:,} tokens" + kinds.get(type(cache), "")
     return str(cache) if isinstance(cache, CompressedCache) else type(cache).__name__
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from annotated_types import Le
@@ -16,10 +16,10 @@ from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import EXPRESSION_BYTES, PARTS, check_range
 from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
-from polyformer.models.attached.bound import Bound
+from polyformer.models.attached.bound import Bound, Rule
 from polyformer.models.attached.layer import NAME, Attached, has_text, remove_attached
 from polyformer.models.attached.rotary import find_rotary
-from polyformer.nn.cache import CachePolicy, ExpectedAttention
+from polyformer.nn.cache import Ada, CachePolicy, ExpectedAttention
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig, SinksConfig
 
 # The field of config.json for attachments, a list of calls.
@@ -61,6 +61,10 @@ class AttachSettings:
             **{name: rule.to_dict() for name in ("memory", "cache") if (rule := getattr(self, name))},
             **({"functions": names} if names else {}),
         }
+
+    def rules(self, count: int) -> Sequence[Rule | None]:
+        """Return the rules for the caches of `count` layers."""
+        return [self.memory] * count if self.cache is None else self.cache.for_layers(count)
 
     @classmethod
     def from_dict(cls, fields: Any) -> "AttachSettings":
@@ -135,6 +139,11 @@ def _check_bounds(settings: AttachSettings) -> None:
     if settings.memory is None and (settings.cache is None or not settings.cache.drops_keys):
         return
     name = "memory" if settings.cache is None else "cache"
+    if any(isinstance(rule, Ada) for rule in settings.rules(1)):
+        raise InputError(
+            "cache: expected the same number of keys in each head, as transformers masks them by token, got "
+            "'ada'; convert the model for it, or attach the policy inside"
+        )
     others = {"position": settings.position, "score_mod": settings.score_mod}
     if settings.cache is not None:
         others["attention"] = settings.pattern
@@ -156,15 +165,17 @@ def apply(model: nn.Module, calls: Iterable[AttachSettings], loaded: bool) -> No
 
     loaded: whether the layers have their weights; otherwise they are read at the first call.
     """
-    layers, last = attention_layers(model), dict[str, tuple[Layer, AttachSettings]]()
+    layers, last = attention_layers(model), dict[str, tuple[Layer, AttachSettings, Rule | None]]()
     for call in calls:
-        last |= {layer.name: (layer, call) for layer in select_layers(layers, call.layers)}
+        chosen = select_layers(layers, call.layers)
+        rules = call.rules(len(chosen))
+        last |= {layer.name: (layer, call, rule) for layer, rule in zip(chosen, rules)}
     # Modules are built before any is added, so an error leaves the model unchanged.
     inside = []
-    for layer, call in last.values():
+    for layer, call, rule in last.values():
         pattern = None if call.pattern is None else call.pattern.layer_pattern(layer.index)
         num_heads = 1 if call.position is None else layer.num_heads
-        bound = _bound(model, layer, call)
+        bound = None if rule is None else _bound(model, layer, rule)
         if bound is not None and loaded and not any(weight.is_meta for weight in layer.module.parameters()):
             bound.read_rotation(layer.module)
         inside.append(
@@ -182,11 +193,8 @@ def apply(model: nn.Module, calls: Iterable[AttachSettings], loaded: bool) -> No
             module.hook = layer.module.register_forward_pre_hook(before_call, with_kwargs=True)
 
 
-def _bound(model: nn.Module, layer: Layer, call: AttachSettings) -> Bound | None:
+def _bound(model: nn.Module, layer: Layer, rule: Rule) -> Bound:
     """Return the rule for the cache of a layer; raises `InputError` for a layer that it does not fit."""
-    rule = call.memory or call.cache
-    if rule is None:
-        return None
     bound = Bound(rule)
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise InputError(

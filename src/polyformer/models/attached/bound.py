@@ -14,6 +14,8 @@ from polyformer.models.attached.rotary import Rotary, RotaryInCache
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.memory import SinksConfig
 
+Rule = SinksConfig | CachePolicy
+
 
 @dataclasses.dataclass(eq=False)
 class Bound:
@@ -23,7 +25,7 @@ class Bound:
     once its weights are loaded (`read_rotation`).
     """
 
-    rule: SinksConfig | CachePolicy
+    rule: Rule
     rotary: Rotary | None = None
     position: Position | None = None
 

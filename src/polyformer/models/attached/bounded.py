@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Dynam
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.windows import Window
 from polyformer.core.errors import InputError, quote
+from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
 from polyformer.models.attached.bound import Bound
@@ -35,7 +36,7 @@ BOUNDED = "polyformer_bounded_layer"
 class BoundedLayer(CacheLayerMixin):
     """A layer of a `Cache` that keeps the keys that a memory reads, or what a policy keeps of the keys.
 
-    keys, values: the buffers of the kept keys, or of their integers.
+    keys, values: the buffers of the kept keys, or of their integers; with `int4` of the latest keys.
     """
 
     supports_early_init = False
@@ -43,7 +44,7 @@ class BoundedLayer(CacheLayerMixin):
     def __init__(self, bound: Bound):
         super().__init__()
         self.rule, self.drops_keys = bound.rule, bound.drops_keys
-        self.is_croppable = not (isinstance(self.rule, CachePolicy) and self.rule.after_every_call)
+        self.is_croppable = not (isinstance(self.rule, CachePolicy) and not self.rule.supports_drafts)
         self.reset()
 
     def reset(self) -> None:
@@ -97,7 +98,9 @@ class BoundedLayer(CacheLayerMixin):
         """Set the state after `seen` tokens, and forget the buffers before it."""
         self.state, self.seen = state, seen
         self.longer = _pairs(state)
-        held = self.longer.integers if isinstance(self.longer, Int8Cache) else self.longer
+        held = self.longer
+        if isinstance(held, Int8Cache | Int4Cache):
+            held = held.integers if isinstance(held, Int8Cache) else held.recent
         assert isinstance(held, KeyValueCache)
         filled = held.compact()
         self.keys, self.values = filled.keys, filled.values

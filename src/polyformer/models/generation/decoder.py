@@ -164,10 +164,12 @@ class Decoder:
             self.last = LastFeedForwardInput(model.decoder)
         # Copies would be outdated after the next training step.
         self.weights_owner = model if isinstance(model, nn.Module) and not model.training else None
-        drops_keys = cache is not None and cache.drops_keys
-        runs_python = (mixture or retrieval or dola) is not None or drops_keys
+        grows = cache is not None and not cache.has_fixed_steps
+        runs_python = (mixture or retrieval or dola) is not None or grows
         if compile and runs_python:
-            raise InputError("compile: with a mixture, retrieval, dola_layers or dropped keys, leave it out")
+            raise InputError(
+                "compile: with a mixture, retrieval, dola_layers, or dropped keys or int4, leave it out"
+            )
         self.recomputes = self.model is not model
         if compile and self.recomputes:
             raise InputError("compile: a graph needs a KV cache, and the mechanism keeps none; leave it out")

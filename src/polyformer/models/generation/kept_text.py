@@ -112,6 +112,25 @@ class KeptText:
         sequences = torch.cat([prompt, result.tokens[:, : int(result.lengths.max())]], 1)
         return Generated(sequences, result.lengths, result.scores, len(ids))
 
+    def read(self, ids: Sequence[int], policy: CachePolicy | None = None) -> None:
+        """Read a text in place of the one so far, with a cache policy, without a continuation.
+
+        Raises `InputError` as `generate` does.
+        """
+        self.reset()
+        self.policy = policy
+        prompt = torch.tensor([list(ids)], device=next(iter(self.model.parameters())).device)
+        self.check_ids(prompt)
+        with torch.no_grad():
+            start = Decoder(self.model, 1, cache=policy).start(prompt, None, None, {})
+        self.ids, self.state = list(ids), start.state
+        self.read_tokens += len(self.ids)
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Raise `InputError` for ids [1, T] that the model cannot read, and for too many."""
+        check_shape(self.model, ids)
+        check_inputs(self.model, ids, None, None, 1)
+
     def reset(self) -> None:
         """Forget the text."""
         self.ids, self.state = [], None

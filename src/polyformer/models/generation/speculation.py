@@ -359,9 +359,10 @@ def check_draft(
         )
     if config.dola.dola_layers is not None and isinstance(draft, nn.Module):
         raise InputError("draft: a draft model does not support dola_layers; leave one of them out")
-    if config.cache is not None and config.cache.after_every_call:
+    if config.cache is not None and not config.cache.basis.supports_drafts:
+        change = "drops" if config.cache.drops_keys else "rounds"
         raise InputError(
-            f"draft: the cache policy {quote(config.cache.kind)} drops keys after every pass, so drafts "
+            f"draft: the cache policy {quote(config.cache.kind)} {change} keys after every pass, so drafts "
             "would change the text; leave one of them out, or use 'snapkv'"
         )
     _check_memory(model, input_ids.shape[1] + max_new_tokens)

@@ -1,170 +1,38 @@
 """The base of cache policies, and the state of a layer with a budget of keys per head.
 
-Kept keys are at other places in each head, and so are their biases by distance:
-
-    score_ij = q_i . k_j * scale + bias_h[slot(i) - slot_h(j)]
-
-Elsewhere all heads share the keys, and the biases of a diagonal are equal (`Relative`). Here each entry is
-looked up by the tokens that a head kept, which is cheap for the few queries of a step of decoding.
-
 A policy decides how the KV cache of a layer begins (`CachePolicy.new_state`). A `DroppingPolicy` works so:
 
     in a call      queries see the kept keys and the keys of the call
     after it       the policy scores all keys; each head keeps the `budget` keys with the highest scores
 
-A kept key keeps its rotation, and new tokens keep the positions of the full text. Attention with a policy is
-therefore dense attention in which the dropped keys are masked, for each layer and head.
+With `ratio` the budget is this share of the prompt's keys, in each row of a batch its own:
+
+    budget = max(least, round(ratio * n)),    n tokens of the prompt
+
+kvpress's compression ratio is the other part, 1 - ratio. A kept key keeps its rotation, and new tokens keep
+the positions of the full text. Attention with a policy is therefore dense attention in which the dropped keys
+are masked, for each layer and head.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from polyformer.attention.functional.parts import RotatedPart
-from polyformer.attention.functional.relative import Relative
-from polyformer.attention.patterns.base import ScoreMod
-from polyformer.attention.patterns.mods import broadcasts
+from polyformer.attention.mechanisms.base import ScoreTerms
 from polyformer.attention.positions import BoundPosition
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import PositiveInt, PositiveShare
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
+from polyformer.nn.cache.call import CacheCall, KeptDistances, among_last
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KeptDistances:
-    """The bias of a scheme such as ALiBi, in the form the mechanism uses (`PositionTerms`).
-
-    slots: [B, Hkv, Tk], the tokens of the text that the keys of a call belong to. length: tokens of the text,
-    with the call's.
-    """
-
-    terms: BoundPosition
-    slots: Tensor
-    length: int
-
-    farthest = None
-    is_plain = False
-
-    def parts(self, q: Tensor, k: Tensor, context: Context) -> tuple[RotatedPart, ...]:
-        """Return no sets: all pairs have the same terms."""
-        return ()
-
-    def relative(self, q: Tensor, k: Tensor, context: Context) -> Relative | None:
-        """Return None: keys of one index have different distances in different heads."""
-        return None
-
-    def score_mod(self, q: Tensor, k: Tensor, context: Context) -> ScoreMod:
-        """Return a function that adds bias_h[slot(i) - slot_h(j)] to the scores of q [B, H, Tq, D]."""
-        # Without padding and documents: distances count slots. All layers share this context's biases.
-        text = context.once(
-            ("text", self.length), lambda: Context(context.q_len, self.length, causal=context.causal)
-        )
-        relative = self.terms.relative(q, k, text)
-        assert relative is not None
-        assert relative.bias is not None
-        bias, groups = relative.bias.expand(q.shape[1], -1), q.shape[1] // self.slots.shape[1]
-
-        @broadcasts
-        def add(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            distance = q_idx + text.offset - self.slots[b, h // groups, kv_idx]
-            return score + bias[h, relative.entry(distance)]
-
-        return add
-
-
-CHUNK = 1 << 22
-"""Attention weights that are computed at once."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CacheCall:
-    """A call of a layer's self-attention, after which keys may be dropped.
-
-    queries: [B, H, Tq, D], rotated. unrotated: the same before positions. cache: the kept keys and the new.
-    context: of these queries and keys. scale: of scores. rotate: a function of queries [B, H, T, D] and a
-    context with their positions, that returns them rotated. score_mod: changes the scores; indices broadcast.
-    """
-
-    queries: Tensor
-    unrotated: Tensor
-    cache: PairCache
-    context: Context
-    scale: float
-    rotate: Callable[[Tensor, Context], Tensor]
-    score_mod: ScoreMod | None = None
-
-    @functools.cached_property
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """Keys [B, Hkv, Tk, D] and values [B, Hkv, Tk, Dv], kept and new, in the type of the queries."""
-        keys, values = (x.to(self.queries.dtype) for x in self.cache.pairs())
-        return keys, values
-
-    @property
-    def keys(self) -> Tensor:
-        """Keys [B, Hkv, Tk, D]."""
-        return self.pairs[0]
-
-    def by_key_head(self, queries: Tensor) -> Tensor:
-        """Return queries [B, H, T, D] by the key head that they read: [B, Hkv, H / Hkv, T, D]."""
-        return queries.unflatten(1, (self.keys.shape[1], -1))
-
-    def weights_received(self, last: int | None = None) -> Tensor:
-        """Return the attention weights that each key gets from the last `last` queries: sums [B, Hkv, Tk].
-
-        Sums over the queries of each row that are not padding, by default all, and over the query heads of a
-        key head.
-        """
-        q_len, length, valid = self.context.q_len, self.keys.shape[2], self.context.kv_valid
-        dtype = torch.promote_types(self.keys.dtype, torch.float32)
-        total = self.keys.new_zeros(self.keys.shape[:3], dtype=dtype)
-        rows = max(1, CHUNK // (self.queries.shape[0] * self.queries.shape[1] * length))
-        counted = None if valid is None else among_last(valid, last)
-        for start in range(self._first_counted(last), q_len, rows):
-            stop = min(q_len, start + rows)
-            # Keys after the last query of the chunk are hidden from all its queries.
-            end = length - q_len + stop
-            own, slots = slice(end - stop + start, end), torch.arange(end, device=total.device)
-            hidden = slots > slots[own, None]
-            if valid is not None:
-                hidden = hidden | ~valid[:, None, None, None, :end].bool()
-            q = self.by_key_head(self.queries[:, :, start:stop])
-            scores = (q @ self.keys[:, :, :end].mT.unsqueeze(2)).to(dtype) * self.scale
-            if self.score_mod is not None:
-                scores = _changed(scores, self.score_mod, start)
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            if counted is not None:
-                weights = weights.masked_fill(~counted[:, None, None, own, None], 0.0)
-            total[..., :end] += weights.sum((2, 3))
-        return total
-
-    def _first_counted(self, last: int | None) -> int:
-        """Return the first query that is among the last `last` tokens of its row."""
-        context, valid = self.context, self.context.kv_valid
-        if last is None or valid is None:
-            return 0 if last is None else max(0, context.q_len - last)
-        # The layers share the answer: reading it waits for a GPU.
-        queries = slice(context.offset, None)
-        return context.once(
-            ("first counted", last), lambda: int(among_last(valid, last)[:, queries].any(0).int().argmax())
-        )
-
-
-def from_end(valid: Tensor) -> Tensor:
-    """Return how many tokens that are not padding a row of `valid` [B, T] has from each token on."""
-    return valid.long().flip(-1).cumsum(-1).flip(-1)
-
-
-def among_last(valid: Tensor, count: int | None) -> Tensor:
-    """Return which tokens are among the last `count` of their row that are not padding; None for all."""
-    real = valid.bool()
-    return real if count is None else real & (from_end(real) <= count)
+Count = int | Tensor
+"""A number for all rows of a batch, or [B, 1]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,12 +42,31 @@ class CachePolicy(Config):
     `drops_keys`: whether heads may keep other keys than other heads. `after_every_call`: whether keys are
     dropped after every call; otherwise only after the first, which reads the prompt, and the keys of later
     tokens are all kept. `supports_score_bias`: whether keys are chosen with biases such as ALiBi's.
+    `has_fixed_steps`: whether a step of generation has a form of fixed size, so that it can be compiled.
+    `supports_drafts`: whether tokens that are read together are read as they would be one by one.
     """
 
     option: ClassVar[str] = "cache"
     drops_keys: ClassVar[bool] = False
     after_every_call: ClassVar[bool] = False
     supports_score_bias: ClassVar[bool] = True
+    has_fixed_steps: ClassVar[bool] = False
+    supports_drafts: ClassVar[bool] = True
+
+    @property
+    def basis(self) -> "CachePolicy":
+        """The policy that scores the keys: this one, or the policy inside a wrapper."""
+        return self
+
+    def for_layers(self, count: int) -> Sequence["CachePolicy"]:
+        """Return the policies of `count` layers, from the first on: by default the same for each."""
+        return [self] * count
+
+    def changed_by(self, share: float) -> "CachePolicy":
+        """Return the policy with a budget that is larger by this share; raises `InputError` without any."""
+        raise InputError(
+            f"of: expected a policy with a budget, such as 'snapkv(budget=1024)', got {quote(self.kind)}"
+        )
 
     def new_state(self, reserve: int) -> State:
         """Return the state of a layer before the first token, with space for `reserve` tokens."""
@@ -190,25 +77,66 @@ class CachePolicy(Config):
 class DroppingPolicy(CachePolicy):
     """Base of the policies by which each layer and key head keeps `budget` keys.
 
-    `int8`: whether they are kept as integers, as with the policy `int8`.
+    `ratio`: instead of `budget`, the share of the prompt's keys that stay. `int8`: whether they are kept as
+    integers, as with the policy `int8`.
     """
 
-    budget: PositiveInt = 1024
+    budget: PositiveInt | None = None
+    ratio: PositiveShare | None = None
     int8: bool = False
 
     drops_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        always = sum(self.always())
-        if always >= self.budget:
+        if (self.budget is None) == (self.ratio is None):
+            got = "none" if self.budget is None else f"budget={self.budget} and ratio={self.ratio}"
             raise InputError(
-                f"budget: expected more keys than the {always} that {quote(self.kind)} always keeps, got "
-                f"{self.budget}; raise the budget"
+                f"budget and ratio: expected one of them, got {got}; set budget to the number of keys that "
+                "each head keeps, or ratio to the share of the prompt's keys"
+            )
+        if self.budget is not None and self.budget < self.least:
+            raise InputError(
+                f"budget: expected more keys than the {self.least - 1} that {quote(self.kind)} always keeps, "
+                f"got {self.budget}; raise the budget"
             )
 
+    @property
+    def least(self) -> int:
+        """The smallest budget: a key more than those that are never dropped."""
+        first, last = self.always(1)
+        return 1 + first + int(last)
+
+    @property
+    def keys(self) -> int:
+        """The budget, once it is known (`for_prompt`)."""
+        assert self.budget is not None
+        return self.budget
+
+    def budget_for(self, length: int) -> int:
+        """Return the number of keys that stay of a prompt of `length` tokens."""
+        if self.ratio is None:
+            return self.keys
+        return max(self.least, round(self.ratio * length))
+
+    def for_prompt(self, length: int) -> Self:
+        """Return the policy with the budget of a prompt of `length` tokens."""
+        return dataclasses.replace(self, budget=self.budget_for(length), ratio=None)
+
+    def changed_by(self, share: float) -> Self:
+        """Return the policy with `share` more keys, or fewer, besides `least`."""
+        if self.budget is None:
+            assert self.ratio is not None
+            return dataclasses.replace(self, ratio=self.ratio * (1 + share))
+        # Cut towards 0: changes of opposite signs add up to nothing.
+        return dataclasses.replace(self, budget=self.budget + int((self.budget - self.least) * share))
+
     def new_state(self, reserve: int) -> "CompressedCache":
-        cache = Int8Cache.empty(reserve) if self.int8 else KeyValueCache(reserve=reserve)
-        return CompressedCache(self, cache)
+        kind = CompressedCache if self.ratio is None else UnreadCache
+        return kind(self, self.new_cache(reserve))
+
+    def new_cache(self, reserve: int) -> PairCache:
+        """Return the cache of keys and values before the first token."""
+        return Int8Cache.empty(reserve) if self.int8 else KeyValueCache(reserve=reserve)
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the scores [B, Hkv, Tk] of all keys; higher scores are kept first.
@@ -217,27 +145,37 @@ class DroppingPolicy(CachePolicy):
         """
         raise NotImplementedError
 
-    def always(self) -> tuple[int, int]:
-        """Return the numbers of first tokens of a text and of last tokens that are never dropped."""
+    def always(self, budget: Count) -> tuple[int, Count]:
+        """Return the numbers of first tokens of a text and of last tokens that are never dropped.
+
+        budget: of all rows, or [B, 1].
+        """
         return 0, 0
+
+    def with_always(self, scores: Tensor, valid: Tensor | None, always: tuple[int, Count]) -> Tensor:
+        """Return scores [B, Hkv, Tk] that are infinite for `always`, and -infinite for padding.
+
+        valid: [B, Tk], False for padding.
+        """
+        first, last = always
+        length = scores.shape[-1]
+        slots = torch.arange(length, device=scores.device)
+        place = slots.unsqueeze(0) if valid is None else valid.cumsum(-1) - 1
+        latest = slots >= length - last if valid is None else among_last(valid, last)
+        scores = scores.masked_fill(((place < first) | latest).unsqueeze(1), torch.inf)
+        return scores if valid is None else scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
 
     def kept(self, scores: Tensor, valid: Tensor | None) -> Tensor:
         """Return the keys that each head keeps, in order: indices [B, Hkv, budget], padding first.
 
         scores: [B, Hkv, Tk]. valid: [B, Tk], False for padding, which is dropped before any other key.
         """
-        first, last = self.always()
-        length = scores.shape[-1]
-        slots = torch.arange(length, device=scores.device)
-        place = slots.unsqueeze(0) if valid is None else valid.cumsum(-1) - 1
-        latest = slots >= length - last if valid is None else among_last(valid, last)
-        always = ((place < first) | latest).unsqueeze(1)
-        scores, order = scores.masked_fill(always, torch.inf), slots.expand_as(scores)
+        order = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
         if valid is not None:
-            scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)
-            order = order + length * valid.unsqueeze(1)
+            order = order + scores.shape[-1] * valid.unsqueeze(1)
         # Stable, as neighbours pooled by their maximum are equal: the earlier key is kept.
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.budget]
+        scores = self.with_always(scores, valid, self.always(self.keys))
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.keys]
         return best.gather(-1, order.gather(-1, best).argsort(-1))
 
 
@@ -307,12 +245,16 @@ class CompressedCache(StateOfStates):
         if valid is not None:
             # Padding is dropped first, and what remains of it comes first.
             kept, valid = self.seen - self.dropped, valid.bool()
-            real = valid[:, : self.seen].sum(-1, keepdim=True)
+            real = self._real(valid[:, : self.seen].sum(-1, keepdim=True))
             valid = torch.cat([torch.arange(kept, device=device) >= kept - real, valid[:, self.seen :]], 1)
         if q_pos is None:
             q_pos = torch.arange(context.offset, context.kv_len, device=device)
         length = context.kv_len - self.dropped
         return Context(context.q_len, length, causal=context.causal, q_pos=q_pos, kv_valid=valid)
+
+    def _real(self, tokens: Tensor) -> Tensor:
+        """Return how many of the kept keys are no padding, at most; tokens: of each row, [B, 1]."""
+        return tokens
 
     def attend(
         self,
@@ -333,31 +275,39 @@ class CompressedCache(StateOfStates):
         distances = self.distances(terms, k) if position.adds_bias else None
         # Before any key is dropped all heads have the same distances.
         kept_terms = terms if distances is None or self.kept is None else distances
-        y, cache = mechanism(q, k, v, context, self.cache, kept_terms)
+        y, cache = mechanism(q, k, v, context, self.cache, self._terms(kept_terms))
         assert isinstance(cache, PairCache)
         turn = lambda x, context: position.rotate(x, x, context, site)[0]  # noqa: E731
         mod = None if distances is None else distances.score_mod(q, k, context)
         return y, self.after(CacheCall(q, unrotated, cache, context, scale, turn, mod))
 
+    def _terms(self, terms: ScoreTerms) -> ScoreTerms:
+        """Return the terms of scores with these kept keys."""
+        return terms
+
     def after(self, call: CacheCall) -> "CompressedCache":
         """Return the state after a call."""
         policy, cache, held = self.policy, call.cache, call.cache.held
-        if not policy.after_every_call and (self.seen or held <= policy.budget):
+        if not policy.after_every_call and (self.seen or held <= policy.keys):
             return dataclasses.replace(self, cache=cache, seen=self.seen or held)
-        _check(policy, call.context)
+        check_tables(policy, call.context)
         seen, scores = self.dropped + held, policy.scores(call, self.scores)
-        if held <= policy.budget:
+        if held <= policy.keys:
             return dataclasses.replace(self, cache=cache, scores=scores, seen=seen)
         valid = call.context.kv_valid
-        index = policy.kept(scores, None if valid is None else valid.bool())
+        index = self._kept(scores, None if valid is None else valid.bool())
         slots = dataclasses.replace(self, cache=cache).slots
-        return CompressedCache(
-            policy,
-            cache.gathered(index),
+        return dataclasses.replace(
+            self,
+            cache=cache.gathered(index),
             kept=index if slots is None else slots.gather(-1, index),
             scores=scores.gather(-1, index) if policy.after_every_call else None,
             seen=seen,
         )
+
+    def _kept(self, scores: Tensor, valid: Tensor | None) -> Tensor:
+        """Return the keys that the heads keep by their scores [B, Hkv, Tk], [B, Hkv, K]."""
+        return self.policy.kept(scores, valid)
 
     def reorder_(self, index: Tensor) -> "CompressedCache":
         """Return the batch rows `index`; the cache may write to its spare buffers."""
@@ -368,16 +318,59 @@ class CompressedCache(StateOfStates):
         return None if self.policy.after_every_call else super().truncated_(count)
 
 
-def _changed(scores: Tensor, score_mod: ScoreMod, start: int) -> Tensor:
-    """Return changed scores [B, Hkv, H / Hkv, T, Tk] of the queries from `start` on."""
-    heads = scores.flatten(1, 2)
-    sizes = zip((0, 0, start, 0), heads.shape)
-    b, h, q_idx, kv_idx = (torch.arange(first, first + size, device=scores.device) for first, size in sizes)
-    places = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), q_idx.view(-1, 1), kv_idx
-    return score_mod(heads, *places).view_as(scores)
+@dataclasses.dataclass(frozen=True)
+class UnreadCache(CompressedCache):
+    """The cache of a policy with `ratio` before the prompt, whose lengths decide the budgets."""
+
+    def after(self, call: CacheCall) -> CompressedCache:
+        """Return the state after the prompt, with its budget."""
+        lengths = prompt_lengths(call)
+        policy = self.policy.for_prompt(max(lengths))
+        budgets = [self.policy.budget_for(length) for length in lengths]
+        if len(set(budgets)) == 1:
+            return CompressedCache(policy, self.cache).after(call)
+        return RowsCache(
+            policy, self.cache, budgets=call.queries.new_tensor(budgets, dtype=torch.long)
+        ).after(call)
 
 
-def _check(policy: DroppingPolicy, context: Context) -> None:
+@dataclasses.dataclass(frozen=True)
+class RowsCache(CompressedCache):
+    """The cache of a padded batch, in which a shorter row keeps fewer keys, and padding in their place.
+
+    budgets: [B], of the rows; the policy has the largest.
+    """
+
+    budgets: Tensor | None = None
+
+    def _kept(self, scores: Tensor, valid: Tensor | None) -> Tensor:
+        assert self.budgets is not None
+        assert valid is not None
+        budgets, length = self.budgets.unsqueeze(1), scores.shape[-1]
+        scores = self.policy.with_always(scores, valid, self.policy.always(budgets))
+        rank = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        chosen = (rank < budgets.unsqueeze(1)) & valid.unsqueeze(1)
+        # A row has more padding than the keys it lacks: other rows, which are longer, have as many more keys.
+        order = chosen.long() * 2 - (valid.unsqueeze(1) & ~chosen).long()
+        best = order.sort(dim=-1, descending=True, stable=True).indices[..., : self.policy.keys]
+        return best.gather(-1, (best + length * chosen.gather(-1, best)).argsort(-1))
+
+    def _real(self, tokens: Tensor) -> Tensor:
+        assert self.budgets is not None
+        return tokens.minimum(self.budgets.unsqueeze(1))
+
+
+def prompt_lengths(call: CacheCall) -> list[int]:
+    """Return the number of tokens of each row of a first call that are no padding."""
+    context, rows = call.context, len(call.queries)
+    valid = context.kv_valid
+    if valid is None:
+        return [context.kv_len] * rows
+    # The layers share the answer: reading it waits for a GPU.
+    return context.once("prompt lengths", lambda: valid.bool().sum(-1).expand(rows).tolist())
+
+
+def check_tables(policy: DroppingPolicy, context: Context) -> None:
     """Raise `InputError` for a call with tables that kept keys of single heads do not have."""
     tables = {
         "document_ids": context.kv_doc,

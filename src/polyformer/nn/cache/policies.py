@@ -10,6 +10,13 @@ prompt. Token-wise quantization of Yao et al. 2022 (ZeroQuant), section 4.1, for
 Costs (D + 4) / 4 D of the bytes of float32: 0.27 with D = 64. A single query on a CPU reads the integers;
 other calls dequantize all keys first.
 
+Int4: keep all keys and values as integers of 4 bits: keys by channel in groups of tokens, values by token.
+
+    x = z + s n,    n in 0 .. 15,    s = (max - min) / 15,    z = min
+
+The latest `window` tokens stay as they are; `core.int4_cache` has the details. Liu et al. 2024 (KIVI),
+section 3. Costs 1/8 + 1/G + 1/D of the bytes of float32, and dequantizes all keys in each call.
+
 H2O: keep the keys with the largest sum of attention weights so far, and the latest keys.
 
     s_j = sum over all queries i so far of softmax(q_i k^T scale)_j
@@ -54,10 +61,12 @@ from annotated_types import Ge
 from torch import Tensor
 
 from polyformer.core.errors import InputError
+from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache
 from polyformer.core.ranges import NonNegativeInt, PositiveInt
 from polyformer.core.sequence.context import Context
-from polyformer.nn.cache.base import CacheCall, CachePolicy, DroppingPolicy, among_last
+from polyformer.nn.cache.base import CachePolicy, Count, DroppingPolicy
+from polyformer.nn.cache.call import CacheCall, among_last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,9 +75,33 @@ class Int8Policy(CachePolicy):
 
     kind: ClassVar[str] = "int8"
     paper: ClassVar[str] = "Yao et al. 2022 (ZeroQuant), section 4.1"
+    has_fixed_steps: ClassVar[bool] = True
 
     def new_state(self, reserve: int) -> Int8Cache:
         return Int8Cache.empty(reserve)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Int4Policy(CachePolicy):
+    """Keep all keys and values as 4-bit integers, but for the latest tokens.
+
+    `group`: the number of tokens whose keys share a step in each channel. `window`: the latest tokens, which
+    stay as they are.
+    """
+
+    group: PositiveInt = 32
+    window: NonNegativeInt = 128
+
+    kind: ClassVar[str] = "int4"
+    paper: ClassVar[str] = "Liu et al. 2024 (KIVI), section 3"
+    supports_drafts: ClassVar[bool] = False
+
+    @classmethod
+    def examples(cls) -> tuple["Int4Policy", ...]:
+        return cls(group=4, window=6), cls(group=3, window=0)
+
+    def new_state(self, reserve: int) -> Int4Cache:
+        return Int4Cache.empty(reserve, self.group, self.window)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,19 +111,20 @@ class H2O(DroppingPolicy):
     kind: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "Zhang et al. 2023 (H2O), section 4"
     after_every_call: ClassVar[bool] = True
+    supports_drafts: ClassVar[bool] = False
 
     @classmethod
     def examples(cls) -> tuple["H2O", ...]:
-        return (cls(budget=7),)
+        return cls(budget=7), cls(ratio=0.4)
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the sums of all weights that the keys have received."""
         weights = call.weights_received()
         return weights if past is None else weights + F.pad(past, (0, weights.shape[-1] - past.shape[-1]))
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the latest half."""
-        return 0, self.budget - self.budget // 2
+        return 0, budget - budget // 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +148,11 @@ class SnapKV(DroppingPolicy):
 
     @classmethod
     def examples(cls) -> tuple["SnapKV", ...]:
-        return cls(budget=8, window=3, kernel=3), cls(budget=8, window=2, kernel=5, pooling="max")
+        return (
+            cls(budget=8, window=3, kernel=3),
+            cls(budget=8, window=2, kernel=5, pooling="max"),
+            cls(ratio=0.4, window=2, kernel=3),
+        )
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the pooled weights from the last queries of the prompt."""
@@ -132,7 +170,7 @@ class SnapKV(DroppingPolicy):
         slots = torch.arange(keys.shape[2], device=keys.device)
         return (slots >= len(slots) - self.window).view(1, 1, -1)
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the window."""
         return 0, self.window
 
@@ -153,7 +191,11 @@ class ExpectedAttention(DroppingPolicy):
 
     @classmethod
     def examples(cls) -> tuple["ExpectedAttention", ...]:
-        return cls(budget=8, future=5, sinks=2), cls(budget=6, future=1, sinks=0)
+        return (
+            cls(budget=8, future=5, sinks=2),
+            cls(budget=6, future=1, sinks=0),
+            cls(ratio=0.4, future=5, sinks=1),
+        )
 
     def scores(self, call: CacheCall, past: Tensor | None) -> Tensor:
         """Return the expected share of each key in the attention of a later query, times its value's norm."""
@@ -176,7 +218,7 @@ class ExpectedAttention(DroppingPolicy):
         real = keys.new_ones(len(keys), keys.shape[2], dtype=torch.bool) if valid is None else valid.bool()
         return real & (real.cumsum(-1) > self.sinks)
 
-    def always(self) -> tuple[int, int]:
+    def always(self, budget: Count) -> tuple[int, Count]:
         """Return the sinks."""
         return self.sinks, 0
 

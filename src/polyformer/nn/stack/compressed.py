@@ -28,8 +28,9 @@ def with_policy(
     reason = _reason(stack) or (_reason_against_dropping(stack, policy) if policy.drops_keys else None)
     if reason is not None:
         raise InputError(f"cache: {quote(policy.kind)} {reason}; leave the cache out")
+    policies = iter(policy.for_layers(stack.reaches.count(None)))
     return tuple(
-        state if reach is not None else _with_policy(state, policy)
+        state if reach is not None else _with_policy(state, next(policies))
         for reach, state in zip(stack.reaches, states)
     )
 
@@ -58,7 +59,7 @@ def _reason_against_dropping(stack: "Stack", policy: CachePolicy) -> str | None:
     """Return why heads of a decoder cannot keep other keys than other heads; None if they can."""
     if stack.depth is not None:
         return "needs the queries of all tokens in every layer, but a depth policy leaves some out"
-    known = stack.position.adds_bias and policy.supports_score_bias
+    known = stack.position.adds_bias and policy.basis.supports_score_bias
     if stack.position.rotates_parts or (stack.position.adds_terms and not known):
         return (
             "keeps other keys in each head, but this position scheme reads their distances; use rotary, "

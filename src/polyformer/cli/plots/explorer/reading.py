@@ -51,7 +51,7 @@ def kept_keys(model: Transformer, ids: Tensor, prompt: int, policy: str) -> tupl
     for a policy that rounds keys: the page shows the keys of the model.
     """
     config = CachePolicy.from_dict(policy, "cache")
-    if not isinstance(config, DroppingPolicy) or config.int8:
+    if not isinstance(config.basis, DroppingPolicy) or config.basis.int8:
         raise InputError(f"cache: expected a policy that drops keys, without int8, got {quote(policy)}")
     state, length = model.new_state(cache=policy), ids.shape[1]
     rows: list[list[Tensor]] = []
