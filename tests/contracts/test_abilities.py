@@ -119,6 +119,7 @@ REFUSALS = {
     "rfa": {"supports_score_bias", "supports_recurrence"},
     "routing": {"supports_recurrence", "supports_context_parallel"},
     "sinkhorn": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
+    "sigmoid": {"supports_context_parallel"},
     "sort_cut": {
         "causal",
         "supports_kv_cache",
@@ -134,6 +135,7 @@ REFUSALS = {
         "supports_recurrence",
         "supports_context_parallel",
     },
+    "talking_heads": {"supports_context_parallel"},
     "top_blocks": {"supports_recurrence", "supports_context_parallel"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""

@@ -40,10 +40,12 @@ from polyformer.attention.mechanisms import (
     RetentionConfig,
     RFAConfig,
     RoutingConfig,
+    SigmoidConfig,
     SinkhornConfig,
     SoftmaxConfig,
     SortCutConfig,
     SSDConfig,
+    TalkingHeadsConfig,
     TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -117,10 +119,12 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
+    "sigmoid": (lambda n: SigmoidConfig(), 2),
     "sinkhorn": (lambda n: SinkhornConfig(block_size=side(n), max_length=n), 1.5),
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
     "sort_cut": (lambda n: SortCutConfig(block_size=64, max_length=n), 1),
     "ssd": (lambda n: SSDConfig(), 1),
+    "talking_heads": (lambda n: TalkingHeadsConfig(), 2),
     "top_blocks": (lambda n: TopBlocksConfig(block_size=side(n), keep=4, local=1), 1.5),
 }
 """For n tokens, and the exponent."""

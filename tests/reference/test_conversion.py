@@ -20,6 +20,7 @@ from polyformer.attention.mechanisms import (
     MobaConfig,
     SoftmaxConfig,
     SVDConfig,
+    TalkingHeadsConfig,
     TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -56,6 +57,7 @@ COVERING: dict[str, MechanismConfig] = {
     "forgetting": ForgettingConfig(gate_bias=90.0),
     "moba": MobaConfig(),
     "svd": SVDConfig(rank=LENGTH),
+    "talking_heads": TalkingHeadsConfig(),
     "top_blocks": TopBlocksConfig(),
     "alternate": AlternateConfig(
         mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
@@ -73,7 +75,7 @@ OTHERS = {
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
     **dict.fromkeys(
-        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "ssd"),
+        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "sigmoid", "ssd"),
         "it has no softmax",
     ),
 }

@@ -71,6 +71,15 @@ def forgetting(config: Any, head: Head) -> Array:
     return naive.forgetting(*head.qkv, gates, head.real)
 
 
+def sigmoid(config: Any, head: Head) -> Array:
+    return naive.sigmoid(*head.qkv, config.score_bias)
+
+
+def talking_heads(config: Any, head: Head) -> Array:
+    matrices = array(head.module.of_scores), array(head.module.of_weights)
+    return naive.talking_heads(head.others, head.allowed, *matrices)[head.number]
+
+
 def adaptive_span(config: Any, head: Head) -> Array:
     z = float(np.clip(array(head.module.fraction)[head.number], 0, 1)) * config.max_span
     return naive.spans(*head.qkv, np.full(len(head.q), z), config.ramp, config.max_span)
@@ -275,11 +284,13 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "retention": recurrence,
     "rfa": rfa,
     "routing": routing,
+    "sigmoid": sigmoid,
     "sinkhorn": sinkhorn,
     "softmax": softmax,
     "sort_cut": sinkhorn,
     "ssd": ssd,
     "svd": svd,
+    "talking_heads": talking_heads,
     "top_blocks": chosen_blocks,
 }
 """The equation of every kind of mechanism in the package."""

@@ -27,6 +27,7 @@ from polyformer.attention.mechanisms.softmax_attention import (
     SVDConfig,
 )
 from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig, DynamicSpanConfig
+from polyformer.attention.mechanisms.weight_rules import SigmoidConfig, TalkingHeadsConfig
 from polyformer.core.registry import import_modules
 
 __all__ = [
@@ -57,9 +58,11 @@ __all__ = [
     "SSDConfig",
     "SVDConfig",
     "ScoreTerms",
+    "SigmoidConfig",
     "SinkhornConfig",
     "SoftmaxConfig",
     "SortCutConfig",
+    "TalkingHeadsConfig",
     "TopBlocksConfig",
 ]
 
