@@ -23,6 +23,7 @@ from polyformer.attention.functional.backends.tiled.run import TILES
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
+    CopeConfig,
     DeltaConfig,
     DifferentialConfig,
     DynamicSpanConfig,
@@ -40,6 +41,7 @@ from polyformer.attention.mechanisms import (
     RetentionConfig,
     RFAConfig,
     RoutingConfig,
+    SelectiveConfig,
     SigmoidConfig,
     SinkhornConfig,
     SoftmaxConfig,
@@ -102,6 +104,7 @@ def ring(length: int) -> Links:
 MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "adaptive_span": (lambda n: AdaptiveSpanConfig(max_span=100, initial=0.5), 1),
     "alternate": (lambda n: AlternateConfig(mechanisms=(SoftmaxConfig(pattern=Window(64)),)), 1),
+    "cope": (lambda n: CopeConfig(max_position=8), 2),
     "delta": (lambda n: DeltaConfig(), 1),
     "differential": (lambda n: DifferentialConfig(backend="tiled"), 2),
     "dynamic_span": (lambda n: DynamicSpanConfig(max_span=100, initial=0.0), 1),
@@ -119,6 +122,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
+    "selective": (lambda n: SelectiveConfig(), 2),
     "sigmoid": (lambda n: SigmoidConfig(), 2),
     "sinkhorn": (lambda n: SinkhornConfig(block_size=side(n), max_length=n), 1.5),
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),

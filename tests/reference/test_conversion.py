@@ -15,6 +15,7 @@ from torch import Tensor
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
+    CopeConfig,
     DynamicSpanConfig,
     ForgettingConfig,
     MobaConfig,
@@ -53,6 +54,7 @@ DENSE: dict[str, dict[str, Any]] = {
 COVERING: dict[str, MechanismConfig] = {
     "softmax": SoftmaxConfig(pattern=Window(LENGTH)),
     "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
+    "cope": CopeConfig(),
     "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
     "forgetting": ForgettingConfig(gate_bias=90.0),
     "moba": MobaConfig(),
@@ -72,6 +74,7 @@ OTHERS = {
     "performer": "its features are random",
     "rfa": "its features are random",
     "routing": "its queries and keys have length 1",
+    "selective": "its first head masks keys for all heads",
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
     **dict.fromkeys(

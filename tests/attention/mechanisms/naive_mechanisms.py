@@ -92,6 +92,38 @@ def talking_heads(qkv: tuple[Array, Array, Array], allowed: Mask, before: Array,
     return y
 
 
+def cope(q: Array, k: Array, v: Array, allowed: Mask, e: Array) -> Array:
+    """softmax_j(q_i . (k_j + e[p_ij]) / sqrt(D)), p_ij = sum_(l = j .. i) sigmoid(q_i . k_l / sqrt(D))."""
+    y, root = np.zeros((len(q), v.shape[1])), np.sqrt(q.shape[1])
+    for i in range(len(q)):
+        keys, scores = np.flatnonzero(allowed[i]), []
+        for j in keys:
+            between = [m for m in range(min(i, j), max(i, j) + 1) if allowed[i, m]]
+            p = min(sum(1 / (1 + np.exp(-q[i] @ k[m] / root)) for m in between), len(e) - 1)
+            low, high = int(np.floor(p)), int(np.ceil(p))
+            vector = (p - low) * e[high] + (1 - p + low) * e[low]
+            scores.append(q[i] @ (k[j] + vector) / root)
+        y[i] = weighted_mean(np.array(scores), v[keys])
+    return y
+
+
+def selective(
+    q: Array, k: Array, v: Array, allowed: Mask, chooser: tuple[Array, Array], documents: list[list[int]]
+) -> Array:
+    """softmax_j(q_i . k_j / sqrt(D) - sum_(l < i) max(0, s_lj)), s of the q and k of `chooser`, a head."""
+    y, root = np.zeros((len(q), v.shape[1])), np.sqrt(q.shape[1])
+    first = {tokens[0] for tokens in documents}
+    for i in range(len(q)):
+        keys, scores = np.flatnonzero(allowed[i]), []
+        for j in keys:
+            masks = [
+                max(0.0, chooser[0][m] @ chooser[1][j] / root) for m in range(i) if allowed[m, j] and m != j
+            ]
+            scores.append(q[i] @ k[j] / root - (0.0 if j in first else sum(masks)))
+        y[i] = weighted_mean(np.array(scores), v[keys])
+    return y
+
+
 def windowed(allowed: Mask, before: int, after: int) -> Mask:
     """Keys at most `before` slots before the query and `after` slots after it."""
     i, j = np.indices(allowed.shape)

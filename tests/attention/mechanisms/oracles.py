@@ -80,6 +80,14 @@ def talking_heads(config: Any, head: Head) -> Array:
     return naive.talking_heads(head.others, head.allowed, *matrices)[head.number]
 
 
+def cope(config: Any, head: Head) -> Array:
+    return naive.cope(*head.qkv, array(head.module.positions))
+
+
+def selective(config: Any, head: Head) -> Array:
+    return naive.selective(*head.qkv, (head.heads[0].q, head.heads[0].k), head.documents)
+
+
 def adaptive_span(config: Any, head: Head) -> Array:
     z = float(np.clip(array(head.module.fraction)[head.number], 0, 1)) * config.max_span
     return naive.spans(*head.qkv, np.full(len(head.q), z), config.ramp, config.max_span)
@@ -266,6 +274,7 @@ def alternate(config: Any, head: Head) -> Array:
 ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "adaptive_span": adaptive_span,
     "alternate": alternate,
+    "cope": cope,
     "delta": recurrence,
     "dynamic_span": dynamic_span,
     "gated_convolution": gated_convolution,
@@ -284,6 +293,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "retention": recurrence,
     "rfa": rfa,
     "routing": routing,
+    "selective": selective,
     "sigmoid": sigmoid,
     "sinkhorn": sinkhorn,
     "softmax": softmax,
