@@ -33,6 +33,7 @@ from polyformer.attention.positions.grid_bias import GridBiasConfig
 from polyformer.attention.positions.labels import EtcLabelsConfig, RelationBiasConfig, RelationLabelsConfig
 from polyformer.attention.positions.rope import RopeConfig
 from polyformer.attention.positions.transformer_xl import TransformerXLConfig, XLNetConfig
+from polyformer.attention.positions.xpos import XposConfig
 from polyformer.core.registry import import_modules
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "T5BiasConfig",
     "TransformerXLConfig",
     "XLNetConfig",
+    "XposConfig",
     "sinusoids",
     "with_relations",
 ]
