@@ -31,9 +31,8 @@ from polyformer.attention.positions.by_distance import (
 from polyformer.attention.positions.deberta import DebertaConfig
 from polyformer.attention.positions.grid_bias import GridBiasConfig
 from polyformer.attention.positions.labels import EtcLabelsConfig, RelationBiasConfig, RelationLabelsConfig
-from polyformer.attention.positions.rope import RopeConfig
+from polyformer.attention.positions.rope import RopeConfig, XposConfig
 from polyformer.attention.positions.transformer_xl import TransformerXLConfig, XLNetConfig
-from polyformer.attention.positions.xpos import XposConfig
 from polyformer.core.registry import import_modules
 
 __all__ = [
