@@ -18,7 +18,7 @@ be rotated by as many positions instead.
 
 xPos, beside it, also lets pairs of channels fade with the distance (Sun et al. 2022, section 3):
 
-    q_i . k_j = sum_m zeta_m^((i - j) / b) (R_i q)_m . (R_j k)_m        zeta_m = (2 m / D + gamma) / (1 + gamma)
+    q_i . k_j = sum_m zeta_m^((i - j) / b) (R_i q)_m . (R_j k)_m    zeta_m = (2 m / D + gamma) / (1 + gamma)
 
 Queries are multiplied by zeta^(i / b) and keys by zeta^(-j / b), so that a KV cache has keys that need no
 further change. These factors grow with the position: float32 has room for about 70 b positions with gamma =
