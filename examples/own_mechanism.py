@@ -28,7 +28,7 @@ class Sigmoid(PairWeights):
 class SigmoidConfig(PairWeightsConfig):
     """Sigmoid attention. Its options are those of `PairWeightsConfig`: `pattern`, `dropout`, `scale`."""
 
-    kind = "sigmoid"
+    kind = "my_sigmoid"
     paper = "Ramapuram et al. 2024, section 3"
 
     def build(self, num_heads, head_size):
@@ -38,7 +38,7 @@ class SigmoidConfig(PairWeightsConfig):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    window = "sigmoid(pattern=Window(16, 0))"
+    window = "my_sigmoid(pattern=Window(16, 0))"
     model = polyformer.create_model("decoder-tiny", vocab_size=64, attention=window, position="t5").eval()
     ids = torch.randint(3, 64, (2, 24))
 

@@ -116,12 +116,12 @@ def guide(tmp_path: Path) -> Path:
 
 
 def test_the_mechanism_of_the_guide_keeps_the_contracts(guide: Path):
-    assert passed("sigmoid", CONTRACTS, guide) > 30
+    assert passed("my_sigmoid", CONTRACTS, guide) > 30
 
 
 @nightly
 def test_the_mechanism_of_the_guide_keeps_every_contract(guide: Path):
-    assert passed("sigmoid", ["tests/contracts"], guide) > 120
+    assert passed("my_sigmoid", ["tests/contracts"], guide) > 120
 
 
 def test_a_broken_package_is_named_and_breaks_nothing(tmp_path: Path):

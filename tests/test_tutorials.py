@@ -55,7 +55,7 @@ def test_own_attention(tmp_path: Path):
     assert float(differs) < 1e-13
     share = {name: int(value) for name, value in re.findall(r"^([\w ,]+): (\d+)%", text, re.M)}
     assert share["powers of two"] > 80 > 20 > share["a window of 6"]
-    assert min(share["softmax"], share["sigmoid"]) > 80
+    assert min(share["softmax"], share["my_sigmoid"]) > 80
     assert "model: 6 passed, 0 findings" in text
     assert share["pattern, positions and mechanism together"] > 80
     assert share["generated as in the period before"] > 80

@@ -171,14 +171,14 @@ class SigmoidAttention(PairWeights):
 class SigmoidConfig(PairWeightsConfig):
     """Sigmoid attention, with an optional pattern."""
 
-    kind = "sigmoid"
+    kind = "my_sigmoid"
 
     def build(self, num_heads, head_size):
         """Return the module, which has no parameters."""
         return SigmoidAttention(self)
 
 
-for name in ("softmax", "sigmoid"):
+for name in ("softmax", "my_sigmoid"):
     share, model = trained(attention=name, position="rope", steps=150)
     print(f"{name}: {share:.0%}")
 

@@ -101,6 +101,7 @@ REFUSALS = {
         for kind in ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd")
     },
     "gated_convolution": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
+    "cope": {"supports_context_parallel"},
     "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},
     "forgetting": {"supports_context_parallel"},
@@ -119,6 +120,8 @@ REFUSALS = {
     "rfa": {"supports_score_bias", "supports_recurrence"},
     "routing": {"supports_recurrence", "supports_context_parallel"},
     "sinkhorn": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
+    "selective": {"supports_kv_cache", "supports_recurrence", "supports_context_parallel"},
+    "sigmoid": {"supports_context_parallel"},
     "sort_cut": {
         "causal",
         "supports_kv_cache",
@@ -134,6 +137,7 @@ REFUSALS = {
         "supports_recurrence",
         "supports_context_parallel",
     },
+    "talking_heads": {"supports_context_parallel"},
     "top_blocks": {"supports_recurrence", "supports_context_parallel"},
 }
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""

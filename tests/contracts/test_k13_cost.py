@@ -23,6 +23,7 @@ from polyformer.attention.functional.backends.tiled.run import TILES
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
+    CopeConfig,
     DeltaConfig,
     DifferentialConfig,
     DynamicSpanConfig,
@@ -40,10 +41,13 @@ from polyformer.attention.mechanisms import (
     RetentionConfig,
     RFAConfig,
     RoutingConfig,
+    SelectiveConfig,
+    SigmoidConfig,
     SinkhornConfig,
     SoftmaxConfig,
     SortCutConfig,
     SSDConfig,
+    TalkingHeadsConfig,
     TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -100,6 +104,7 @@ def ring(length: int) -> Links:
 MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "adaptive_span": (lambda n: AdaptiveSpanConfig(max_span=100, initial=0.5), 1),
     "alternate": (lambda n: AlternateConfig(mechanisms=(SoftmaxConfig(pattern=Window(64)),)), 1),
+    "cope": (lambda n: CopeConfig(max_position=8), 2),
     "delta": (lambda n: DeltaConfig(), 1),
     "differential": (lambda n: DifferentialConfig(backend="tiled"), 2),
     "dynamic_span": (lambda n: DynamicSpanConfig(max_span=100, initial=0.0), 1),
@@ -117,10 +122,13 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
+    "selective": (lambda n: SelectiveConfig(), 2),
+    "sigmoid": (lambda n: SigmoidConfig(), 2),
     "sinkhorn": (lambda n: SinkhornConfig(block_size=side(n), max_length=n), 1.5),
     "softmax": (lambda n: SoftmaxConfig(backend="tiled"), 2),
     "sort_cut": (lambda n: SortCutConfig(block_size=64, max_length=n), 1),
     "ssd": (lambda n: SSDConfig(), 1),
+    "talking_heads": (lambda n: TalkingHeadsConfig(), 2),
     "top_blocks": (lambda n: TopBlocksConfig(block_size=side(n), keep=4, local=1), 1.5),
 }
 """For n tokens, and the exponent."""

@@ -77,7 +77,7 @@ def test_it_survives_the_disk_bitwise_and_says_what_it_is(case: Case, weights: s
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", cases("int8 decoding", shape=("decoder",)), ids=str)
+@pytest.mark.parametrize("case", cases("int8 decoding", "supports_kv_cache", shape=("decoder",)), ids=str)
 def test_decoding_goes_on_as_one_pass_does(case: Case, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(quantized_layers, "has_fast_product", lambda *_: False)
     model, ids = rounded(case), case.batch()["input_ids"]

@@ -15,11 +15,13 @@ from torch import Tensor
 from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
+    CopeConfig,
     DynamicSpanConfig,
     ForgettingConfig,
     MobaConfig,
     SoftmaxConfig,
     SVDConfig,
+    TalkingHeadsConfig,
     TopBlocksConfig,
 )
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -53,10 +55,12 @@ DENSE: dict[str, dict[str, Any]] = {
 COVERING: dict[str, MechanismConfig] = {
     "softmax": SoftmaxConfig(pattern=Window(LENGTH)),
     "adaptive_span": AdaptiveSpanConfig(max_span=200, initial=1.0),
+    "cope": CopeConfig(),
     "dynamic_span": DynamicSpanConfig(max_span=200, initial=90.0),
     "forgetting": ForgettingConfig(gate_bias=90.0),
     "moba": MobaConfig(),
     "svd": SVDConfig(rank=LENGTH),
+    "talking_heads": TalkingHeadsConfig(),
     "top_blocks": TopBlocksConfig(),
     "alternate": AlternateConfig(
         mechanisms=(SoftmaxConfig(pattern=Window(LENGTH)), AdaptiveSpanConfig(max_span=200, initial=1.0))
@@ -71,10 +75,11 @@ OTHERS = {
     "performer": "its features are random",
     "rfa": "its features are random",
     "routing": "its queries and keys have length 1",
+    "selective": "its first head masks keys for all heads",
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
     **dict.fromkeys(
-        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "ssd"),
+        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "sigmoid", "ssd"),
         "it has no softmax",
     ),
 }

@@ -66,6 +66,64 @@ def forgetting(q: Array, k: Array, v: Array, allowed: Mask, gates: Array, real: 
     return y
 
 
+def sigmoid(q: Array, k: Array, v: Array, allowed: Mask, bias: float | None) -> Array:
+    """y_i = sum_j sigmoid(q_i . k_j / sqrt(D) + b) v_j, b = -log of the number of keys that i sees."""
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        for j in np.flatnonzero(allowed[i]):
+            b = -np.log(allowed[i].sum()) if bias is None else bias
+            y[i] += v[j] / (1 + np.exp(-(q[i] @ k[j] / np.sqrt(q.shape[1]) + b)))
+    return y
+
+
+def talking_heads(qkv: tuple[Array, Array, Array], allowed: Mask, before: Array, after: Array) -> Array:
+    """J[h] = q[h] k[h] / sqrt(D), L[g] = sum_h J[h] before[h, g], U = softmax(L) after, y[g] = U[g] v[g].
+
+    q, k, v and y are [H, T, D].
+    """
+    q, k, v = qkv
+    y = np.zeros_like(v)
+    for i in range(q.shape[1]):
+        keys = np.flatnonzero(allowed[i])
+        if len(keys):
+            logits = before.T @ np.stack([k[h, keys] @ q[h, i] for h in range(len(q))]) / np.sqrt(q.shape[2])
+            weights = after.T @ (np.exp(logits) / np.exp(logits).sum(1, keepdims=True))
+            y[:, i] = np.stack([weights[h] @ v[h, keys] for h in range(len(q))])
+    return y
+
+
+def cope(q: Array, k: Array, v: Array, allowed: Mask, e: Array) -> Array:
+    """softmax_j(q_i . (k_j + e[p_ij]) / sqrt(D)), p_ij = sum_(l = j .. i) sigmoid(q_i . k_l / sqrt(D))."""
+    y, root = np.zeros((len(q), v.shape[1])), np.sqrt(q.shape[1])
+    for i in range(len(q)):
+        keys, scores = np.flatnonzero(allowed[i]), []
+        for j in keys:
+            between = [m for m in range(min(i, j), max(i, j) + 1) if allowed[i, m]]
+            p = min(sum(1 / (1 + np.exp(-q[i] @ k[m] / root)) for m in between), len(e) - 1)
+            low, high = int(np.floor(p)), int(np.ceil(p))
+            vector = (p - low) * e[high] + (1 - p + low) * e[low]
+            scores.append(q[i] @ (k[j] + vector) / root)
+        y[i] = weighted_mean(np.array(scores), v[keys])
+    return y
+
+
+def selective(
+    q: Array, k: Array, v: Array, allowed: Mask, chooser: tuple[Array, Array], documents: list[list[int]]
+) -> Array:
+    """softmax_j(q_i . k_j / sqrt(D) - sum_(l < i) max(0, s_lj)), s of the q and k of `chooser`, a head."""
+    y, root = np.zeros((len(q), v.shape[1])), np.sqrt(q.shape[1])
+    first = {tokens[0] for tokens in documents}
+    for i in range(len(q)):
+        keys, scores = np.flatnonzero(allowed[i]), []
+        for j in keys:
+            masks = [
+                max(0.0, chooser[0][m] @ chooser[1][j] / root) for m in range(i) if allowed[m, j] and m != j
+            ]
+            scores.append(q[i] @ k[j] / root - (0.0 if j in first else sum(masks)))
+        y[i] = weighted_mean(np.array(scores), v[keys])
+    return y
+
+
 def windowed(allowed: Mask, before: int, after: int) -> Mask:
     """Keys at most `before` slots before the query and `after` slots after it."""
     i, j = np.indices(allowed.shape)

@@ -71,6 +71,23 @@ def forgetting(config: Any, head: Head) -> Array:
     return naive.forgetting(*head.qkv, gates, head.real)
 
 
+def sigmoid(config: Any, head: Head) -> Array:
+    return naive.sigmoid(*head.qkv, config.score_bias)
+
+
+def talking_heads(config: Any, head: Head) -> Array:
+    matrices = array(head.module.of_scores), array(head.module.of_weights)
+    return naive.talking_heads(head.others, head.allowed, *matrices)[head.number]
+
+
+def cope(config: Any, head: Head) -> Array:
+    return naive.cope(*head.qkv, array(head.module.positions))
+
+
+def selective(config: Any, head: Head) -> Array:
+    return naive.selective(*head.qkv, (head.heads[0].q, head.heads[0].k), head.documents)
+
+
 def adaptive_span(config: Any, head: Head) -> Array:
     z = float(np.clip(array(head.module.fraction)[head.number], 0, 1)) * config.max_span
     return naive.spans(*head.qkv, np.full(len(head.q), z), config.ramp, config.max_span)
@@ -257,6 +274,7 @@ def alternate(config: Any, head: Head) -> Array:
 ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "adaptive_span": adaptive_span,
     "alternate": alternate,
+    "cope": cope,
     "delta": recurrence,
     "dynamic_span": dynamic_span,
     "gated_convolution": gated_convolution,
@@ -275,11 +293,14 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "retention": recurrence,
     "rfa": rfa,
     "routing": routing,
+    "selective": selective,
+    "sigmoid": sigmoid,
     "sinkhorn": sinkhorn,
     "softmax": softmax,
     "sort_cut": sinkhorn,
     "ssd": ssd,
     "svd": svd,
+    "talking_heads": talking_heads,
     "top_blocks": chosen_blocks,
 }
 """The equation of every kind of mechanism in the package."""

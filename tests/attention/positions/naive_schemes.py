@@ -87,6 +87,20 @@ class NaiveGrid(Naive, kind="grid"):
         return x + self.position.tables[2].weight[p % colours] if len(sizes) == 3 else x
 
 
+class NaiveXpos(Naive, kind="xpos"):
+    """Pair m of the rotated q and k, as complex numbers, times zeta_m^((i - j) / b), Sun et al. 2022."""
+
+    def score(self, q: Tensor, k: Tensor, pair: Pair) -> Tensor:
+        config, half, total = self.position.config, len(q) // 2, torch.zeros((), dtype=q.dtype)
+        for m in range(half):
+            zeta = (m / half + config.gamma) / (1 + config.gamma)
+            angle = (pair.i - pair.j) * config.base ** (-m / half)
+            a, b = torch.complex(q[m], q[m + half]), torch.complex(k[m], k[m + half])
+            turned = a * b.conj() * complex(math.cos(angle), math.sin(angle))
+            total = total + turned.real * zeta ** ((pair.i - pair.j) / config.scale_base)
+        return total / math.sqrt(len(q))
+
+
 class NaiveRope(Naive, kind="rope"):
     """Every pair of channels times its 2 x 2 rotation, Su et al. 2021, section 3.2; and its extensions."""
 

@@ -3,13 +3,21 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import polyformer
 from polyformer.core.errors import InputError
-from polyformer.core.ops.norms import BatchNorm, BatchNormConfig, LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.core.ops.norms import (
+    BatchNorm,
+    BatchNormConfig,
+    DynamicTanhConfig,
+    LayerNormConfig,
+    NormConfig,
+    RMSNormConfig,
+)
 from polyformer.models.architectures import Transformer
 
 
@@ -69,6 +77,36 @@ def test_rms_norm_without_gradients_is_torchs(shape: tuple[int, ...]):
             torch.testing.assert_close(norm(x), torch.rms_norm(x, (5,), norm.weight, 0.1))
         assert torch.equal(x, kept)
         assert norm(x).requires_grad
+
+
+def test_dynamic_tanh_and_its_gradients():
+    """The derivatives are by hand: tanh' = 1 - tanh^2."""
+    norm = randomized(DynamicTanhConfig())
+    x = torch.randn(3, 7, 5, dtype=torch.float64, requires_grad=True)
+    slope = torch.randn(3, 7, 5, dtype=torch.float64)
+    y, alpha, scaled = norm(x), norm.alpha.item(), norm.alpha.item() * x.detach().numpy()
+    squashed = (np.exp(scaled) - np.exp(-scaled)) / (np.exp(scaled) + np.exp(-scaled))
+    weight, upstream = norm.weight.detach().numpy(), slope.numpy()
+    through = upstream * weight * (1 - squashed**2)
+    expected = {
+        "y": squashed * weight + norm.bias.detach().numpy(),
+        "x": alpha * through,
+        "alpha": np.array([(x.detach().numpy() * through).sum()]),
+        "weight": (upstream * squashed).sum((0, 1)),
+        "bias": upstream.sum((0, 1)),
+    }
+    slopes = torch.autograd.grad((y * slope).sum(), [x, norm.alpha, norm.weight, norm.bias])
+    for actual, (name, exact) in zip((y.detach(), *slopes), expected.items(), strict=True):
+        np.testing.assert_allclose(actual.numpy(), exact, rtol=1e-11, atol=1e-12, err_msg=name)
+
+
+def test_a_new_dynamic_tanh_bounds_each_channel_by_itself():
+    norm = DynamicTanhConfig(alpha=0.25).build(3).double()
+    x = torch.tensor([1e-6, 4.0, -1e6], dtype=torch.float64)
+    torch.testing.assert_close(norm(x).tolist(), [2.5e-7, 0.7615941559557649, -1.0])
+    assert norm(x.float()).dtype == torch.float64
+    with pytest.raises(InputError, match="alpha: expected a number above 0, got 0"):
+        DynamicTanhConfig(alpha=0.0)
 
 
 def built(width: int = 5, **options: float) -> BatchNorm:

@@ -27,11 +27,18 @@ from polyformer.attention.mechanisms.softmax_attention import (
     SVDConfig,
 )
 from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig, DynamicSpanConfig
+from polyformer.attention.mechanisms.weight_rules import (
+    CopeConfig,
+    SelectiveConfig,
+    SigmoidConfig,
+    TalkingHeadsConfig,
+)
 from polyformer.core.registry import import_modules
 
 __all__ = [
     "AdaptiveSpanConfig",
     "AlternateConfig",
+    "CopeConfig",
     "DeltaConfig",
     "DifferentialConfig",
     "DynamicSpanConfig",
@@ -57,9 +64,12 @@ __all__ = [
     "SSDConfig",
     "SVDConfig",
     "ScoreTerms",
+    "SelectiveConfig",
+    "SigmoidConfig",
     "SinkhornConfig",
     "SoftmaxConfig",
     "SortCutConfig",
+    "TalkingHeadsConfig",
     "TopBlocksConfig",
 ]
 

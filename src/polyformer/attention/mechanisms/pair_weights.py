@@ -160,6 +160,10 @@ class PairWeights(CachedAttention):
         """
         raise NotImplementedError
 
+    def weights_of_call(self, q: Tensor, context: Context, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Return `weights`; a subclass whose equation reads the queries q [B, H, Tq, D] overrides this."""
+        return self.weights(scores, allowed)
+
     def reach(self) -> Reach | None:
         """Return the reach of the pattern."""
         return self.config.reach
@@ -182,12 +186,12 @@ class PairWeights(CachedAttention):
 
     def _masked_weights(self, pairs: DensePairs) -> Tensor:
         """Return the weights with zeros where a pair is not allowed, after interventions and dropout."""
-        scores = pairs.scores
+        scores, of_call = pairs.scores, (pairs.request.q, pairs.request.context)
         if pairs.allowed is None:
-            weights = self.weights(scores, torch.ones_like(scores, dtype=torch.bool))
+            weights = self.weights_of_call(*of_call, scores, torch.ones_like(scores, dtype=torch.bool))
         else:
             allowed = pairs.allowed.expand(scores.shape)
-            weights = self.weights(scores.masked_fill(~allowed, MASKED_SCORE), allowed)
+            weights = self.weights_of_call(*of_call, scores.masked_fill(~allowed, MASKED_SCORE), allowed)
             weights = weights.masked_fill(~allowed, 0.0)
         weights = edited_weights.edit(weights)
         record(weights)

@@ -31,7 +31,7 @@ from polyformer.attention.positions.by_distance import (
 from polyformer.attention.positions.deberta import DebertaConfig
 from polyformer.attention.positions.grid_bias import GridBiasConfig
 from polyformer.attention.positions.labels import EtcLabelsConfig, RelationBiasConfig, RelationLabelsConfig
-from polyformer.attention.positions.rope import RopeConfig
+from polyformer.attention.positions.rope import RopeConfig, XposConfig
 from polyformer.attention.positions.transformer_xl import TransformerXLConfig, XLNetConfig
 from polyformer.core.registry import import_modules
 
@@ -64,6 +64,7 @@ __all__ = [
     "T5BiasConfig",
     "TransformerXLConfig",
     "XLNetConfig",
+    "XposConfig",
     "sinusoids",
     "with_relations",
 ]

@@ -1,4 +1,7 @@
-"""Norms: of each token over channels (LayerNorm, RMSNorm), of each channel over tokens (BatchNorm)."""
+"""Norms: of each token over channels (LayerNorm, RMSNorm), of each channel over tokens (BatchNorm).
+
+`dynamic_tanh` is an element-wise function in the place of a norm.
+"""
 
 import dataclasses
 from typing import ClassVar
@@ -22,8 +25,6 @@ class NormConfig(Config):
     option: ClassVar[str] = "model.norm"
     tokenwise: ClassVar[bool] = True
 
-    eps: PositiveFloat = 1e-5
-
     def build(self, width: int) -> nn.Module:
         """Return the module for vectors [..., width]."""
         raise NotImplementedError
@@ -36,6 +37,7 @@ class LayerNormConfig(NormConfig):
     (x - mean) / sqrt(var + eps) * weight + bias.
     """
 
+    eps: PositiveFloat = 1e-5
     bias: bool = True
 
     kind: ClassVar[str] = "layer"
@@ -86,6 +88,7 @@ class RMSNormConfig(NormConfig):
     `centered`: the weight is stored minus 1, as in Gemma, so that weight decay pulls the factor to 1.
     """
 
+    eps: PositiveFloat = 1e-5
     centered: bool = False
 
     kind: ClassVar[str] = "rms"
@@ -162,6 +165,7 @@ class BatchNormConfig(NormConfig):
     Fewer than two tokens have no statistics; the running averages are then used and do not change.
     """
 
+    eps: PositiveFloat = 1e-5
     momentum: PositiveShare = 0.1
 
     kind: ClassVar[str] = "batch"
@@ -215,6 +219,47 @@ class BatchNorm(nn.Module):
             for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
                 running.lerp_(new.to(running.dtype), enough.to(running.dtype) * self.momentum)
         return torch.where(enough, mean, before[0]), torch.where(enough, var, before[1])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DynamicTanhConfig(NormConfig):
+    """Dynamic tanh (DyT): a learned tanh in the place of a norm, without any statistics.
+
+    tanh(alpha x) * weight + bias.
+
+    The tanh bounds each channel by itself, as a norm of vectors with some very large channels does.
+    Deviation: none of the function. For language models the paper also multiplies embeddings by a learned
+    factor, initially sqrt(E); the option `embedding.scaled` has that factor, not learned.
+
+    `alpha`: the first value of alpha, which all channels share. The paper finds that wide language models
+    need smaller values, and larger ones before attention than elsewhere (section 7.2).
+    """
+
+    alpha: PositiveFloat = 0.5
+
+    kind: ClassVar[str] = "dynamic_tanh"
+    paper: ClassVar[str] = "Zhu et al. 2025 (Transformers without Normalization), section 4"
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module with a weight and a bias of `width` channels."""
+        return DynamicTanh(width, self)
+
+
+class DynamicTanh(nn.Module):
+    """The module of `DynamicTanhConfig`: alpha [1], weight and bias [E]."""
+
+    def __init__(self, width: int, config: DynamicTanhConfig):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), config.alpha))
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tanh(alpha x) * weight + bias of x [..., E], in the type of the weight."""
+        # Under autocast x is in half precision; a residual stream may be wider than the weights.
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        bounded = torch.tanh(self.alpha.to(wide) * x.to(wide))
+        return (bounded * self.weight + self.bias).to(self.weight.dtype)
 
 
 def normalize(norm: nn.Module, x: Tensor, real: Tensor | None) -> Tensor:
