@@ -237,7 +237,10 @@ def test_expected_attention_is_refused_with_biases():
     [
         ({"cache": "snapkv(budget=32)"}, "budget: expected more keys than the 32 that 'snapkv' always keeps"),
         ({"cache": "snapkv(budget=40, kernel=4)"}, "kernel: expected an odd number, got 4"),
-        ({"cache": "snapkv"}, "budget and ratio: expected one of them, got none; set budget .*, or ratio to"),
+        (
+            {"cache": "snapkv(budget=4, ratio=0.5)"},
+            "budget and ratio: expected one of them, got budget=4 and ratio=0.5; set budget .*, or ratio to",
+        ),
         (
             {"cache": "h2o(budget=7, ratio=0.5)"},
             "budget and ratio: expected one of them, got budget=7 and ratio=0.5",
@@ -274,3 +277,8 @@ def test_the_keys_in_a_state_are_explained():
         f"{tokens - len(first | second)} are in none"
     )
     assert lines["layer 2"].endswith(" tokens")
+
+
+def test_a_policy_without_a_number_keeps_1024_keys():
+    assert CachePolicy.from_dict("snapkv", "cache").budget == 1024  # type: ignore[attr-defined]
+    assert CachePolicy.from_dict("snapkv(ratio=0.5)", "cache").budget is None  # type: ignore[attr-defined]

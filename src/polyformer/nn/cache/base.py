@@ -73,11 +73,15 @@ class CachePolicy(Config):
         raise NotImplementedError
 
 
+BUDGET = 1024
+"""The number of keys that a policy keeps if neither a number nor a share is named."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DroppingPolicy(CachePolicy):
     """Base of the policies by which each layer and key head keeps `budget` keys.
 
-    `ratio`: instead of `budget`, the share of the prompt's keys that stay. `int8`: whether they are kept as
+    Without `budget` and `ratio` the budget is 1,024. `ratio`: instead of `budget`, the share of the prompt's keys that stay. `int8`: whether they are kept as
     integers, as with the policy `int8`.
     """
 
@@ -88,11 +92,12 @@ class DroppingPolicy(CachePolicy):
     drops_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if (self.budget is None) == (self.ratio is None):
-            got = "none" if self.budget is None else f"budget={self.budget} and ratio={self.ratio}"
+        if self.budget is None and self.ratio is None:
+            object.__setattr__(self, "budget", BUDGET)
+        elif self.budget is not None and self.ratio is not None:
             raise InputError(
-                f"budget and ratio: expected one of them, got {got}; set budget to the number of keys that "
-                "each head keeps, or ratio to the share of the prompt's keys"
+                f"budget and ratio: expected one of them, got budget={self.budget} and ratio={self.ratio}; set "
+                "budget to the number of keys that each head keeps, or ratio to the share of the prompt's keys"
             )
         if self.budget is not None and self.budget < self.least:
             raise InputError(
