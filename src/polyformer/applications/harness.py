@@ -52,7 +52,7 @@ def evaluate_tasks(
     """Return the harness's results for the tasks called `names`: metrics with their standard errors.
 
     task: of a language model, with its tokenizer. Raises `InputError` for a task that the harness does not
-    know or whose data cannot be read.
+    know, or cannot read the data of.
     """
     with needs_extra("harness", "tasks: lm-eval is not installed"):
         import lm_eval
@@ -228,7 +228,7 @@ KNOWN: dict[str, Callable[[Any], Any]] = {"temperature": float, "top_p": float, 
 
 
 def generation_settings(options: dict[str, Any], cache: str | None) -> GenerationConfig:
-    """Return the settings of `generate` for those of a task's `generation_kwargs`."""
+    """Convert a task's `generation_kwargs` to the settings of `generate`."""
     stop = options.get("until") or ()
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     config = GenerationConfig(max_new_tokens=int(options.get("max_gen_toks", 256)), stop=stop)

@@ -58,7 +58,7 @@ class Int4Cache(StateOfStates, PairCache):
     """Caches of the latest tokens, of the integers of earlier tokens, and of their steps and lowest numbers.
 
     integers: bytes of keys [B, Hkv, T, D / 2] and values. key_levels: steps and lowest numbers of the keys'
-    groups, [B, Hkv, T / group, D] each. value_levels: those of the values, [B, Hkv, T, 1] each. widths: D of
+    groups, [B, Hkv, T / group, D] each. value_levels: of the values, [B, Hkv, T, 1] each. widths: D of
     keys and of values, once known.
     """
 

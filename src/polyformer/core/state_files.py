@@ -1,7 +1,7 @@
 """A state in a file: the state of a model in one safetensors file.
 
 The file has the tensors, named by their place in the state, and the rest of its structure as bytes of JSON,
-so that an interrupted text goes on, bit for bit. Nothing in a file is executed: it names classes of states,
+so that an interrupted text resumes, bit for bit. Nothing in a file is executed: it names classes of states,
 which must be imported.
 """
 

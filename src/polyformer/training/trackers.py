@@ -1,7 +1,7 @@
 """Trackers of experiments: metrics of a run in TensorBoard, Weights & Biases, MLflow and trackio.
 
 accelerate's trackers write to these services; here is what each needs to begin and to go on. A run that is
-resumed goes on in the same run of the service, whose name is in OUT/tracking.json. metrics.jsonl remains the
+resumed continues the same run of the service; its name is in OUT/tracking.json. metrics.jsonl remains the
 record of the run: a service that fails ends no training, it is left out with a warning.
 
     tensorboard    events in OUT/tensorboard; steps that run again replace the earlier ones
@@ -28,7 +28,7 @@ NAMES = "tracking.json"
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
-    """Raise `InputError` for a tracker that is named twice or whose package is not installed."""
+    """Raise `InputError` for a tracker that is named twice or not installed."""
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"tracking: {name} is named twice")
@@ -42,7 +42,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 class Trackers:
     """The trackers of one run, on its main process.
 
-    out: the folder of the run. after: the step after which it goes on, 0 for a new run. settings: of the
+    out: the folder of the run. after: the step after which it continues, 0 for a new run. settings: of the
     run, by dotted name.
     """
 
@@ -70,7 +70,7 @@ class Trackers:
         self.active = {}
 
     def _attempt(self, name: str, work: Callable[[], object]) -> None:
-        """Do the work of a tracker; leave the tracker out if it fails, as training goes on without it."""
+        """Do the work of a tracker; leave the tracker out if it fails: training continues without it."""
         try:
             work()
         except Exception as error:

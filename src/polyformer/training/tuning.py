@@ -54,7 +54,7 @@ class TuningConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowRankConfig(TuningConfig):
-    """Low-rank adapters: train a product of two narrow matrices beside each projection."""
+    """Low-rank adapters: train a product of two narrow matrices next to each projection."""
 
     rank: PositiveInt = 16
     alpha: PositiveFloat | None = None  # None: twice the rank
@@ -142,7 +142,7 @@ class AdapterState(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self._model = [model]  # no submodule, which would have a state of its own
+        self._model = [model]  # no submodule, which would be saved too
 
     def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Return the matrices A and B of each module."""
@@ -152,7 +152,7 @@ class AdapterState(nn.Module):
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Compute with the frozen weights alone within the context."""
+    """Compute with only the frozen weights within the context."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -176,7 +176,7 @@ def check_start(report: Any, source: str) -> None:
 
 
 def draw_adapter(tuning: TuningConfig, model: nn.Module, seed: int) -> None:
-    """Add the new weights of `tuning` to `model`, drawn from a seed of their own."""
+    """Add the new weights of `tuning` to `model`, drawn from a separate seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuning.prepare(model)
@@ -190,7 +190,7 @@ def weights_file(folder: Path, model: nn.Module) -> tuple[Path, nn.Module]:
 
 
 def write_adapter(tuning: TuningConfig | None, model: nn.Module, folder: Path, base: str | None) -> None:
-    """Write the settings of an adapter beside its weights; nothing for a model without an adapter.
+    """Write the settings of an adapter next to its weights; nothing for a model without an adapter.
 
     base: the checkpoint with the frozen weights, a path or a name on the hub.
     """

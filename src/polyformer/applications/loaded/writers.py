@@ -154,7 +154,7 @@ class Continuer(LoadedModel):
         stop: str | None = None,
         **settings: Any,
     ) -> Conversation:
-        """Return a conversation whose turns are computed only once; arguments as in `chat`."""
+        """Return a conversation that computes each turn only once; arguments as in `chat`."""
         tools = settings.pop("tools", None)
         template_of(self.task.tokenizer, self.path)
         config = self.reply_settings(settings, max_new_tokens, stop)
@@ -200,7 +200,7 @@ class Continuer(LoadedModel):
     def _texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> list[list[str]]:
         """Return the new texts after each row of tokens, in batches of rows of similar length.
 
-        A seed draws the same numbers for each row, as in a call of its own.
+        A seed draws the same numbers for each row, as in separate calls.
         """
         decode, count = self.task.tokenizer.decode, config.num_return_sequences
         alone = config.method == "sample" and config.sampling.seed is not None

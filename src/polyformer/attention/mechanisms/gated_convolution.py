@@ -4,7 +4,7 @@
 
 a_o [H D] is learned, a number per channel. An encoder's convolution is centred, o from -(w - 1) // 2 to
 w // 2. Tokens beyond the text, padding and other documents count as zeros. With a projection of the output it
-is a layer of LFM2, whose C, B and x are q, k and v here.
+is a layer of LFM2; its C, B and x are q, k and v here.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class GatedConvolutionConfig(MechanismConfig):
     }
 
     def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> ProjectedHeads:
-        """Return as many key heads as query heads."""
+        """Return one key head for each query head."""
         return ProjectedHeads(num_heads, num_heads, num_heads, head_size, head_size, own=True)
 
     def build(self, num_heads: int, head_size: int) -> "GatedConvolution":

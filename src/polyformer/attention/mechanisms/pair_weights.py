@@ -161,7 +161,7 @@ class PairWeights(CachedAttention):
         raise NotImplementedError
 
     def weights_of_call(self, q: Tensor, context: Context, scores: Tensor, allowed: Tensor) -> Tensor:
-        """Return `weights`; a subclass whose equation reads the queries q [B, H, Tq, D] overrides this."""
+        """Return `weights`; a subclass overrides this if its equation reads the queries q [B, H, Tq, D]."""
         return self.weights(scores, allowed)
 
     def reach(self) -> Reach | None:

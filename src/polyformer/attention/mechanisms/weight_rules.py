@@ -27,7 +27,7 @@ from polyformer.core.sequence.context import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SigmoidConfig(PairWeightsConfig):
-    """Sigmoid attention: each key has a weight of its own, and keys do not compete.
+    """Sigmoid attention: weights are independent, and keys do not compete.
 
     The default bias -log n makes the first weights of a query sum to about 1, whatever the length. Deviation:
     the paper's n is the length of the row; here it is the number of keys that a query sees, so that padding,

@@ -16,12 +16,12 @@ Inside a bounded cache a query at position i is the last of the C entries (`Sink
 the first tokens it is rotated further, by min(i, C - 1) - i positions. For a single query, the first keys can
 be rotated by as many positions instead.
 
-xPos, beside it, also lets pairs of channels fade with the distance (Sun et al. 2022, section 3):
+xPos also lets pairs of channels fade with the distance (Sun et al. 2022, section 3):
 
     q_i . k_j = sum_m zeta_m^((i - j) / b) (R_i q)_m . (R_j k)_m    zeta_m = (2 m / D + gamma) / (1 + gamma)
 
 Queries are multiplied by zeta^(i / b) and keys by zeta^(-j / b), so that a KV cache has keys that need no
-further change. These factors grow with the position: float32 has room for about 70 b positions with gamma =
+further change. These factors grow with the position: float32 holds about 70 b positions with gamma =
 0.4, float16 for 8 b. Later keys, which only an encoder sees, grow by the same factors instead of fading.
 """
 
@@ -326,7 +326,7 @@ def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
 class XposConfig(PositionConfig):
     """xPos: rotary positions with a decay of each pair of channels by the distance.
 
-    It is a scheme beside `rope` and not an option of it, so that files of other libraries, which know `rope`
+    It is a separate scheme and not an option of `rope`, so that files of other libraries, which know `rope`
     alone, cannot lose the decay.
 
     `base`: of the angles. `gamma`: the smallest decay of the fastest pair is gamma / (1 + gamma) for each

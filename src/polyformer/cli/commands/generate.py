@@ -222,7 +222,7 @@ def write_texts(options: GenerateOptions, settings: "dict[str, Any]", shard: Mod
 
 
 class PromptStart(NamedTuple):
-    """The tokens that a model continues, and what is shown of them."""
+    """The tokens that a model continues, and their printed part."""
 
     ids: list[int]
     shown: str

@@ -26,8 +26,8 @@ def write_with_state(
 ) -> None:
     """Print prompts and their continuations, with a state that is read from a file or written to one.
 
-    options: of the command `generate`. starts: the tokens of each prompt and what is shown of it.
-    printer_after: returns a function that prints pieces of a text after what is shown.
+    options: of the command `generate`. starts: the tokens of each prompt and its printed part.
+    printer_after: returns a function that prints pieces of a text after the printed part.
     """
     from polyformer.models.generation import TextStreamer
     from polyformer.models.generation.kept_text import KeptText

@@ -227,7 +227,7 @@ class DynamicTanhConfig(NormConfig):
 
     tanh(alpha x) * weight + bias.
 
-    The tanh bounds each channel by itself, as a norm of vectors with some very large channels does.
+    The tanh bounds each channel separately, as a norm of vectors with some very large channels does.
     Deviation: none of the function. For language models the paper also multiplies embeddings by a learned
     factor, initially sqrt(E); the option `embedding.scaled` has that factor, not learned.
 

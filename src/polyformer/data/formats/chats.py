@@ -7,9 +7,9 @@
     preferences     {"prompt": "...", "chosen": "...", "rejected": "..."}                    texts or messages
 
 A row of any form becomes messages with a role and content. A column `system` becomes the first message, and
-`tools`, JSON schemas of functions, stay beside the messages. An instruction and its input (in Dolly
+`tools`, JSON schemas of functions, stay next to the messages. An instruction and its input (in Dolly
 `context`) are a single message with an empty line between them. Without a prompt, `chosen` and `rejected` are
-whole conversations, of which the last message is the reply. Completions with a label true or false (KTO) are
+whole conversations that end with the reply. Completions with a label true or false (KTO) are
 refused, because some of them are no examples to follow.
 
 Messages are JSON in a text column, because a table of nested values would add the keys of all rows to each.
@@ -82,7 +82,7 @@ def form_of(row: Mapping[str, Any]) -> tuple[str, list[str]] | None:
 
 
 def chat_hint(row: Mapping[str, Any]) -> str | None:
-    """Return what a row of chats, instructions or preferences is and can train; None for other rows."""
+    """Return the kind of a row of chats, instructions or preferences, and its tasks; None for other rows."""
     form, columns = form_of(row) or ("", [])
     ready = "name a chat model that learns from them with --pretrained MODEL"
     single_text = "write each as a single text in a column 'text', which trains a language model"

@@ -1,4 +1,4 @@
-"""Rows of whole documents, of which only some tokens have labels.
+"""Rows of whole documents with labels for only some tokens.
 
 Documents are not cut, so rows are not full. The longest document is placed first, each in the fullest row
 with enough space (best fit, decreasing lengths), which leaves few gaps. Rows end at their last document;

@@ -118,7 +118,7 @@ Kind = Literal["default", "library", "hub", "prepared", "minari", "folder", "pai
 def kind_of_source(path: str | None) -> Kind:
     """Return the kind of the source `path`, from its name and from what is there.
 
-    An existing file is the common case and is asked for first: nothing else can have its name, except for a
+    An existing file is the common case and comes first: nothing else can have its name, except for a
     mixture, and for names with a prefix or with braces.
     """
     if path is None:

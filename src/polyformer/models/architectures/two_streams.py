@@ -1,7 +1,7 @@
-"""Permuted language modelling: each token is predicted from the tokens before it in an order of its own row.
+"""Permuted language modelling: each token is predicted from the tokens before it in a random order.
 
     h_z(t) = Attention(Q = h_z(t), KV = h_z(1) .. h_z(t))          content: knows its own token
-    g_z(t) = Attention(Q = g_z(t), KV = h_z(1) .. h_z(t - 1))      query: knows its place alone
+    g_z(t) = Attention(Q = g_z(t), KV = h_z(1) .. h_z(t - 1))      query: knows only its position
     p(x_z(t) | x_z(1) .. x_z(t - 1)) = softmax(g_z(t) W)
 
 z is an order of the places of a text. Both streams run through the same layers of an encoder. In the first

@@ -113,7 +113,7 @@ class KeptText:
         return Generated(sequences, result.lengths, result.scores, len(ids))
 
     def read(self, ids: Sequence[int], policy: CachePolicy | None = None) -> None:
-        """Read a text in place of the one so far, with a cache policy, without a continuation.
+        """Read a new text, with a cache policy, without a continuation.
 
         Raises `InputError` as `generate` does.
         """

@@ -68,7 +68,7 @@ def save_state(text: KeptText, path: str | Path) -> None:
 def load_state(path: str | Path, model: GenerativeModel) -> KeptText:
     """Return the text that `save_state` wrote, for the same model, on its device.
 
-    Raises `InputError` for a file of another model, and for one that is damaged.
+    Raises `InputError` for a file of another model and for a damaged file.
     """
     state = state_of(read_tensors(path), path)
     if not isinstance(state, TextState):
@@ -150,7 +150,7 @@ def _compare(own: Any, like: Any, place: str) -> None:
 
 
 def _held(cache: Cache) -> int:
-    """Return the number of tokens that a cache stands for; raise an error unless its parts fit together."""
+    """Return the number of tokens of a cache; raise an error unless its parts fit together."""
     if isinstance(cache, CompressedCache):
         return _held_of_policy(cache)
     if isinstance(cache, Int8Cache):

@@ -81,8 +81,8 @@ BUDGET = 1024
 class DroppingPolicy(CachePolicy):
     """Base of the policies by which each layer and key head keeps `budget` keys.
 
-    Without `budget` and `ratio` the budget is 1,024. `ratio`: instead of `budget`, the share of the prompt's keys that stay. `int8`: whether they are kept as
-    integers, as with the policy `int8`.
+    Without `budget` and `ratio` the budget is 1,024. `ratio`: instead of `budget`, the share of the prompt's
+    keys that stay. `int8`: whether they are kept as integers, as with the policy `int8`.
     """
 
     budget: PositiveInt | None = None
@@ -96,8 +96,9 @@ class DroppingPolicy(CachePolicy):
             object.__setattr__(self, "budget", BUDGET)
         elif self.budget is not None and self.ratio is not None:
             raise InputError(
-                f"budget and ratio: expected one of them, got budget={self.budget} and ratio={self.ratio}; set "
-                "budget to the number of keys that each head keeps, or ratio to the share of the prompt's keys"
+                f"budget and ratio: expected one of them, got budget={self.budget} and ratio={self.ratio}; "
+                "set budget to the number of keys that each head keeps, or ratio to the share of the "
+                "prompt's keys"
             )
         if self.budget is not None and self.budget < self.least:
             raise InputError(
@@ -325,7 +326,7 @@ class CompressedCache(StateOfStates):
 
 @dataclasses.dataclass(frozen=True)
 class UnreadCache(CompressedCache):
-    """The cache of a policy with `ratio` before the prompt, whose lengths decide the budgets."""
+    """The cache of a policy with `ratio` before the prompt: its lengths decide the budgets."""
 
     def after(self, call: CacheCall) -> CompressedCache:
         """Return the state after the prompt, with its budget."""

@@ -17,7 +17,7 @@ Each key head keeps the b_h keys with the highest scores. The share alpha of a b
 are rounded by the largest remainders, so that they add up to H b. Feng et al. 2024 (AdaKV), algorithm 1, with
 the `floor_alpha` of the authors' code.
 
-Costs of Ada: heads share one tensor of keys, so that each has room for as many keys as the head with the
+Costs of Ada: heads share one tensor of keys, as long as that of the head with the
 most, max_h b_h instead of b: up to H (1 - alpha) + alpha times as much. A mask of single heads hides the
 rest, so that scores are computed without a fused kernel.
 """
@@ -90,7 +90,7 @@ class Ada(CachePolicy):
 class Pyramid(CachePolicy):
     """Let the budgets of a policy fall linearly from the first layer to the last, with the same total.
 
-    `of`: the policy, whose budget is the mean. `slope`: the part of it by which the first layer has more, and
+    `of`: the policy; its budget is the mean. `slope`: the part of it by which the first layer has more, and
     the last layer fewer.
     """
 
@@ -125,7 +125,7 @@ class Pyramid(CachePolicy):
         return self.of.basis
 
     def for_layers(self, count: int) -> Sequence[CachePolicy]:
-        """Return the policies of `count` layers, whose budgets fall from the first to the last."""
+        """Return the policies of `count` layers, with budgets that fall from the first to the last."""
         places = [1 - 2 * layer / max(1, count - 1) for layer in range(count)] if count > 1 else [0.0]
         return [self.of.changed_by(self.slope * place) for place in places]
 
@@ -160,7 +160,7 @@ class PresentTerms(DelegatedTerms):
 
 @dataclasses.dataclass(frozen=True)
 class HeadsCache(CompressedCache):
-    """The cache of a layer whose heads keep other numbers of keys.
+    """The cache of a layer with different numbers of keys per head.
 
     alpha: of `Ada`. counts: [B, Hkv], the keys of the prompt that each head keeps, the last of its first K
     keys; the others are copies of its first key, and hidden. None before any is dropped.

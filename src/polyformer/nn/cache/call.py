@@ -1,4 +1,4 @@
-"""A call of a layer whose policy may drop keys: weights that keys receive, and biases of keys by head.
+"""A call of a layer that may drop keys: weights that keys receive, and biases of keys by head.
 
 Kept keys are at other places in each head, and so are their biases by distance:
 

@@ -1,4 +1,4 @@
-"""Options of attention that are parts of their own: latents, and a second attention in each layer."""
+"""Options of attention that are separate parts: latents, and a second attention in each layer."""
 
 import dataclasses
 from typing import Literal
@@ -45,7 +45,7 @@ Scales = tuple[PositiveFloat, PositiveFloat]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BesideConfig(Config):
-    """A second attention of each layer with the same heads, whose output is added (stack/beside.py)."""
+    """A second attention of each layer with the same heads; the layer adds both outputs."""
 
     second: MechanismConfig = SoftmaxConfig()
     bias: bool = False  # of all four projections

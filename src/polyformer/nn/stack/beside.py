@@ -1,4 +1,4 @@
-"""Two kinds of attention side by side in a layer, each with projections of its own; the layer adds them.
+"""Two kinds of attention in parallel in a layer, each with its own projections; the layer adds them.
 
     y = s_A A(r_A x) + s_B B(r_B x)        x: the layer's (normed) input
 
@@ -32,7 +32,7 @@ class StateBeside(StateOfStates):
 class AttentionBeside(FeatureAttention):
     """The attention A with all that it has, and the attention B in `beside`: x [B, T, E] -> [B, T, E].
 
-    Recorded weights are those of B.
+    The recorded weights belong to B.
     """
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):

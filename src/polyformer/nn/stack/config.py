@@ -77,7 +77,7 @@ class AttentionConfig(Config):
     output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
     value_residual: bool = False  # sums with the values of the first layer (stack/multihead.py)
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
-    beside: BesideConfig | None = None  # a second attention whose output is added (stack/beside.py)
+    beside: BesideConfig | None = None  # a second attention; both outputs are added
 
     def __post_init__(self) -> None:
         heads = self.num_attention_heads
@@ -161,7 +161,7 @@ class AttentionConfig(Config):
         self.beside_config()
 
     def beside_config(self) -> "AttentionConfig":
-        """Return the configuration of the attention beside the own, which has the same heads."""
+        """Return the configuration of the second attention, which has the same heads."""
         assert self.beside is not None
         return dataclasses.replace(
             self, mechanism=self.beside.second, bias=self.beside.bias, beside=None, output_gate=False

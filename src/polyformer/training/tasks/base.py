@@ -94,7 +94,7 @@ class TaskConfig(Config):
 
     def build(self, tokenizer: Any = None) -> Any:
         """Return the `task`; `tokenizer` is None unless it is `tokenized`."""
-        build: Any = self.task  # whose subclasses declare their parts
+        build: Any = self.task  # subclasses declare their parts
         return build(self, tokenizer)
 
 
@@ -211,7 +211,7 @@ class Task:
 
     `rows` prepares data and arranges batches, `architecture` states the model that the task needs,
     `objective` defines the loss and `metrics` measures. The methods of a subclass predict for the user.
-    `best` and `direction` are those of the metrics, `notes` those of the rows.
+    `best` and `direction` come from the metrics, `notes` from the rows.
     """
 
     command: ClassVar[str]

@@ -36,7 +36,7 @@ class ChatConfig(TextTaskConfig):
         return dataclasses.replace(self, template=text)
 
     def texts(self, rows: Rows) -> Iterator[str]:
-        """Return what is said in the conversations."""
+        """Return the texts of the conversations."""
         for row in rows:
             for column in self.text_columns:
                 for message in json.loads(row[column])["messages"]:
@@ -117,7 +117,7 @@ class ChatRows(TextRows):
 
 
 class ChatTask(TextTask, Continuation):
-    """A task whose model replies in conversations."""
+    """A task of replies in conversations."""
 
     config: Any
     command = "generate"

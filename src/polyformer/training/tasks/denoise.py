@@ -61,7 +61,7 @@ class DenoisingConfig(TextTaskConfig):
 
 
 class NoisyTexts(TextRows):
-    """Rows <bos> text <eos> with noise, whose labels are the original text."""
+    """Rows <bos> text <eos> with noise; the labels are the original text."""
 
     config: DenoisingConfig
     corrupts_held_out = True
@@ -140,7 +140,7 @@ class SpanCorruptionConfig(TextTaskConfig):
 
 
 class TextsWithoutSpans(TextRows):
-    """Rows of texts whose spans are replaced by sentinels, and are the labels."""
+    """Rows of texts with sentinels for spans; the spans are the labels."""
 
     config: SpanCorruptionConfig
     corrupts_held_out = True

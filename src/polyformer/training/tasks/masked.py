@@ -84,7 +84,7 @@ class MaskedDocumentsConfig(TextTaskConfig):
 
 
 class DocumentRows(TextRows):
-    """Rows of documents, each <cls> text <sep>, packed end to end or in rows of their own."""
+    """Rows of documents, each <cls> text <sep>, packed end to end or in separate rows."""
 
     config: Any
 

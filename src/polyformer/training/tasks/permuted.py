@@ -6,7 +6,7 @@
 In every epoch each row has a new order. Only the last tokens of it are predicted, a share 1 / K of the row,
 because the first ones have too little to be predicted from; K = 6 (Yang et al. 2019, section 2.3, "partial
 prediction", and appendix A.4.2). All others are known to each other. No token is masked, and the text that
-the model reads is as it is; the vector of the query stream is that of <mask>. See
+the model reads is as it is; the query stream begins with the vector of <mask>. See
 `polyformer.models.architectures.two_streams`.
 """
 

@@ -95,7 +95,7 @@ class SourcesAndTargets(TextRows):
 
 
 class TruncatedTexts(SourcesAndTargets):
-    """Rows with sources truncated to `max_length` tokens, and targets to those of `target_option`."""
+    """Rows with sources of at most `max_length` tokens, and targets limited by `target_option`."""
 
     target_option: ClassVar[str] = "max_target"
 

@@ -159,7 +159,7 @@ class TextToTextConfig(SequenceToSequenceConfig):
 
 
 class MixtureRows(TruncatedTexts):
-    """Rows of all parts of a mixture; `names` are those of the parts."""
+    """Rows of all parts of a mixture; `names` are the names of the parts."""
 
     config: TextToTextConfig
 

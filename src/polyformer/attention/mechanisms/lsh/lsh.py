@@ -23,7 +23,7 @@ Kitaev et al. 2020 (Reformer), section 2.
 Which form runs:
 
     definition     all pairs: for recorded weights, the backend "definition", and as the reference of tests
-    _look_up       the definition over the keys of a query's window alone: causal, few queries after many keys
+    _look_up       the definition over only the keys of a query's window: causal, few queries after many keys
     sorted         everything else, in time linear in T (`sorted_attention`; with a position scheme its tiles
                    are computed under autograd)
 

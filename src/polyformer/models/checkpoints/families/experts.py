@@ -55,10 +55,10 @@ SHARED_KEYS = {
 
 
 class ExpertsFamily(LlamaFamily):
-    """The base class of decoders whose layers differ in their mechanism, or have experts in some layers.
+    """The base class of decoders with layers of several mechanisms, or with experts in some layers.
 
     parts: what differs by layer, by its kind. places: parts of the names of tensors, with the kind of the
-    mechanism whose layers have these tensors.
+    mechanism with these tensors in its layers.
     """
 
     parts: ClassVar[Parts]

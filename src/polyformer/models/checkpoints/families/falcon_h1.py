@@ -33,7 +33,7 @@ WITHOUT_SCALE = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
 
 
 def factors(theirs: str, ours: str) -> Option:
-    """Return an option for factors, of which 1 alone is none here."""
+    """Return an option for factors; a single factor of 1 is left out."""
     usual = WITHOUT_SCALE[theirs]
     return Option(
         theirs,
@@ -113,7 +113,7 @@ class FalconH1(LlamaFamily):
         return super().config(hub, task, head)
 
     def fits(self, config: ModelConfig) -> bool:
-        """Return whether the model is a decoder with softmax attention beside Mamba-2."""
+        """Return whether the model is a decoder with softmax attention next to Mamba-2."""
         attention = config.decoder.attention if super().fits(config) and config.decoder else None
         return attention is not None and attention.beside is not None and attention.mechanism.kind == "ssd"
 

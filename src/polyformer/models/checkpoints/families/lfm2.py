@@ -1,6 +1,6 @@
 """LFM2: gated short convolutions, and softmax attention in some layers. Amini et al. 2025.
 
-Files give an inner width of which two thirds are used, rounded up (`block_auto_adjust_ff_dim`).
+Files state an inner width; layers use two thirds of it, rounded up (`block_auto_adjust_ff_dim`).
 """
 
 from typing import Any, ClassVar
