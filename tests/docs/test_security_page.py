@@ -49,6 +49,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "cli/test_checkpoint_code.py::test_tokenizers_and_image_processors",
         "data/test_tokenizer_files.py::test_a_pickle_is_refused",
     ),
+    "saved state of a text (`generate --state`) | no | read this file; it must be of a model with the same "
+    "weights": (
+        "models/generation/test_saved_text.py::test_a_damaged_file_is_an_input_error",
+        "models/generation/test_saved_text.py::test_a_file_of_another_model_is_refused",
+        "models/generation/test_saved_text.py::test_a_state_alone_and_a_pickle_are_refused",
+    ),
     "chat template | no | compute a text, within limits of time, memory and length; open no file": (
         "data/test_chat_templates.py::test_a_template_that_would_not_end_is_stopped",
         "data/test_chat_templates.py::test_a_template_stays_in_its_sandbox",

@@ -324,7 +324,7 @@ def frequencies(config: RopeConfig, width: int, device: torch.device) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class XposConfig(PositionConfig):
-    """xPos: rotary positions with a decay of each pair of channels by the distance.
+    """Rotary positions with a decay of each pair of channels by the distance (xPos).
 
     It is a separate scheme and not an option of `rope`, so that files of other libraries, which know `rope`
     alone, cannot lose the decay.
