@@ -65,7 +65,8 @@ def in_one_graph(contract: str) -> list[Case]:
 
 def buildable(config: ModelConfig) -> ModelConfig:
     """Return the configuration; a mechanism refuses what changes scores only where a model is built."""
-    if not Case("", config).can("supports_score_bias"):
+    case = Case("", config)
+    if not (case.can("supports_score_bias") and case.can("supports_part_rotations")):
         with torch.device("meta"):
             Transformer(shrunk(config))
     return config

@@ -18,7 +18,7 @@ from polyformer.core.config import Config
 from polyformer.core.registry import in_package
 
 MEMBERS = [member for member in members() if in_package(member.cls)]
-TRAINING = {"Task", "Optimizer", "Schedule", "Trunk"}
+TRAINING = {"Task", "Optimizer", "Schedule", "Trunk", "Tuning"}
 """Axes of a training: what their members do is said in words."""
 
 AXES = sorted({member.axis for member in MEMBERS})

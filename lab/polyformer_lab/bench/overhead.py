@@ -1,4 +1,4 @@
-"""Tiny models, whose time is Python's: ours, a decoder in plain PyTorch and transformers, with equal weights.
+"""Tiny models, where Python takes the time: ours, a decoder in plain PyTorch and transformers, equal weights.
 
 Products are small here, so that the ratios show what composition costs: a forward pass, generated tokens, a
 training step with AdamW, and a call of attention. The numbers of calls do not depend on the machine.

@@ -302,7 +302,7 @@ def routing_transformer(case: BenchmarkCase) -> Attention:
 
 
 def flash_linear_attention(case: BenchmarkCase) -> Attention:
-    """Return the kernel of flash-linear-attention alone: gates are made before, and no norm follows."""
+    """Return only the kernel of flash-linear-attention: gates are computed before, and no norm follows."""
     config = case.member.mechanism
     if not isinstance(config, RecurrenceConfig) or not case.causal:
         raise case.no_counterpart("it has recurrences in one direction")
