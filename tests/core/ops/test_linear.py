@@ -8,7 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pairwise import pairwise
 from polyformer.core.ops.layers import ACTIVATIONS
-from polyformer.core.ops.linear import COPIED, Linear, activated, joint_linear, linear, linears, onednn_takes
+from polyformer.core.ops.linear import (
+    COPIED,
+    JointProducts,
+    Linear,
+    activated,
+    joint_linear,
+    linear,
+    linears,
+    onednn_takes,
+)
 from polyformer.core.ops.product_kernels import ROW_STEP
 from polyformer.models.generation.packed_weights import (
     LAYOUTS,
@@ -379,6 +388,20 @@ def test_a_layer_that_is_not_plain_is_in_no_joint_product(change):
     change(layers[1])
     assert joint_linear(x, layers) is None
     assert torch.equal(linears(x, layers)[1], layers[1](x))
+
+
+@pytest.mark.parametrize("backend", [JointProducts, lambda: PackedWeights(PackedCopies())])
+@torch.no_grad()
+def test_a_replaced_forward_runs_while_decoding(backend):
+    """As accelerate replaces it where weights are offloaded: they are only there during the call."""
+    x, layers = torch.randn(4, 6), [Linear(6, 6), Linear(6, 6)]
+    for layer in layers:
+        layer.forward = lambda x, layer=layer: F.linear(x, layer.weight + 1, layer.bias)
+    expected = [layer(x) for layer in layers]
+    with backend():
+        for got, wanted in zip(linears(x, layers), expected, strict=True):
+            torch.testing.assert_close(got, wanted)
+        torch.testing.assert_close(activated(x, layers[0], "relu"), expected[0].relu())
 
 
 def test_large_layers_are_not_copied_at_every_call():

@@ -110,7 +110,7 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
         return other.joint_linear(x, layers)
     weights, biases = [], []
     for layer in layers:
-        if type(layer) is not Linear or has_hooks(layer):
+        if not is_plain(layer):
             return None
         weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
         if type(weight) is not nn.Parameter or weight.numel() > COPIED:  # pruned, parametrized, spread
@@ -121,18 +121,6 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
     if biases and len(biases) < len(weights):
         return None
     return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
-
-
-def has_hooks(layer: nn.Module) -> Any:
-    """Return whether a call of the module runs more than its class's `forward`."""
-    return (
-        "forward" in layer.__dict__  # replaced in this module, as accelerate does to load offloaded weights
-        or layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or _has_any_global_hook()
-    )
 
 
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
@@ -237,8 +225,15 @@ class Linear(nn.Linear):
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
-    """Return whether the layer is this module's `Linear`, without hooks."""
-    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    """Return whether the layer is this module's `Linear`, and a call runs only the `forward` of its class."""
+    return type(layer) is Linear and not (
+        "forward" in layer.__dict__  # replaced in this module, as accelerate does to load offloaded weights
+        or layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or _has_any_global_hook()
+    )
 
 
 COPIED = 1 << 13
