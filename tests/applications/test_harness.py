@@ -123,8 +123,13 @@ def test_written_answers_are_those_of_generate(folder: Path):
 def test_a_score_is_the_sum_of_the_answer_s_tokens(folder: Path):
     task, model = writer(folder / "model", LanguageModelling, "cpu")
     reader = TokenReader(task, model, HarnessSettings(batch_tokens=8))
+    greedy = model.generate(torch.tensor([[7, 8, 9]]), max_new_tokens=3).sequences[0, 3:].tolist()
+    partly = [*greedy[:2], (greedy[2] + 1) % 300]
     rows = [([7, 8, 9], [10, 11]), ([5], [6]), ([4, 4], [4, 4, 4, 4])]
-    for (context, answer), (score, leads) in zip(rows, reader.scores(rows), strict=True):
+    rows += [([7, 8, 9], greedy), ([7, 8, 9], partly)]
+    scores = reader.scores(rows)
+    assert [leads for _, leads in scores[3:]] == [True, False]
+    for (context, answer), (score, leads) in zip(rows, scores, strict=True):
         with torch.no_grad():
             log_p = model(torch.tensor([context + answer])).logits[0].double().log_softmax(-1)
         places = range(len(context) - 1, len(context) + len(answer) - 1)

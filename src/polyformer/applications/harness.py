@@ -10,13 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from polyformer.applications.prompting import Continuation, generate_texts, score_continuations
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.imports import needs_extra
-from polyformer.data import by_tokens
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import max_positions
 from polyformer.models.generation import GenerationConfig
@@ -145,7 +141,6 @@ class TokenReader:
 
     def __init__(self, task: Any, model: Transformer, settings: HarnessSettings):
         self.task, self.model, self.settings = task, model, settings
-        self.device = next(model.parameters()).device
         limit = max_positions(model.config)
         self.max_length = settings.max_length or (LONGEST if limit is None else min(limit, LONGEST))
         tokenizer = task.tokenizer
@@ -158,34 +153,14 @@ class TokenReader:
             return list(self.task.start(text))
         return list(self.task.tokenizer.encode(text))
 
-    @torch.no_grad()
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Return log P of the second ids after the first of each pair, and whether each was most probable."""
-        rows = [(context + answer)[-(self.max_length + 1) :] for context, answer in pairs]
-        lengths = torch.tensor([[len(row)] for row in rows]).numpy()
-        results: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-        most = max(self.settings.batch_tokens, int(lengths.max()) if rows else 0)
-        with evaluating(self.model):
-            for numbers in by_tokens(lengths, None, max_tokens=most):
-                batch = [rows[number][:-1] for number in numbers]
-                ids = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.long, device=self.device)
-                mask = torch.zeros_like(ids)
-                for place, row in enumerate(batch):
-                    ids[place, : len(row)] = torch.tensor(row, device=self.device)
-                    mask[place, : len(row)] = 1
-                hidden = self.model(ids, mask).last_hidden_state
-                for place, number in enumerate(numbers):
-                    count = min(len(pairs[number][1]), len(batch[place]))
-                    own = hidden[place : place + 1, len(batch[place]) - count : len(batch[place])]
-                    results[number] = self._score(own, rows[number][-count:])
-        return results
-
-    def _score(self, hidden: Tensor, answer: list[int]) -> tuple[float, bool]:
-        """Return the sum of log P of the ids after the hidden states [1, T, E], and whether all lead."""
-        log_p = self.model.predictions(hidden)[0].double().log_softmax(-1)
-        ids = torch.tensor(answer, device=log_p.device)
-        greedy = bool((log_p.argmax(-1) == ids).all())
-        return float(log_p.gather(1, ids.unsqueeze(1)).sum()), greedy
+        rows = []
+        for context, answer in pairs:
+            ids = (context + answer)[-(self.max_length + 1) :]
+            rows.append(Continuation(ids, max(1, len(ids) - len(answer))))
+        scores = score_continuations(self.model, rows, self.settings.batch_tokens)
+        return [(score.log_p, score.greedy) for score in scores]
 
     def generated(self, requests: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
         """Return the text after each prompt, up to its stop texts."""
@@ -202,23 +177,9 @@ class TokenReader:
                     f"{self.max_length}; name a larger length"
                 )
             prompts = [self.encode(requests[number][0], True)[-room:] for number in numbers]
-            for number, text in zip(numbers, self._texts(prompts, config), strict=True):
-                texts[number] = text
-        return texts
-
-    def _texts(self, prompts: list[list[int]], config: GenerationConfig) -> list[str]:
-        """Return the texts after prompts of token ids."""
-        decode, texts = self.task.tokenizer.decode, [""] * len(prompts)
-        pad = self.model.config.special.pad or 0
-        lengths = torch.tensor([[len(prompt) + (config.max_new_tokens or 0)] for prompt in prompts]).numpy()
-        most = max(self.settings.batch_tokens, int(lengths.max()))
-        for numbers in by_tokens(lengths, None, max_tokens=most):
-            batch = [prompts[number] for number in numbers]
-            width = max(map(len, batch))
-            ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch])
-            real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
-            generated = self.model.generate(ids.to(self.device), real.to(self.device), config, None, decode)
-            for number, text in zip(numbers, generated.texts(decode, config.stop), strict=True):
+            decode, most = self.task.tokenizer.decode, self.settings.batch_tokens
+            answers = generate_texts(self.model, prompts, decode, config, most)
+            for number, text in zip(numbers, answers, strict=True):
                 texts[number] = text
         return texts
 

@@ -17,7 +17,6 @@ texts (the demonstrations) once, continues from that state in batches, and reads
 their last token (answers of one token) once.
 """
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -241,6 +240,13 @@ class Continuation(NamedTuple):
     start: int
 
 
+class Score(NamedTuple):
+    """Log P of the scored tokens of a row, and whether each of them was the most probable token."""
+
+    log_p: float
+    greedy: bool
+
+
 @torch.no_grad()
 def log_likelihoods_definition(model: Transformer, rows: Sequence[Continuation]) -> list[float]:
     """Return log P of the tokens of each row from its `start` on, by one pass per row."""
@@ -252,11 +258,18 @@ def log_likelihoods_definition(model: Transformer, rows: Sequence[Continuation])
     return scores
 
 
-@torch.no_grad()
 def log_likelihoods(
     model: Transformer, rows: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
     """Return the same, reading the common prefix of the rows only once."""
+    return [score.log_p for score in score_continuations(model, rows, batch_tokens)]
+
+
+@torch.no_grad()
+def score_continuations(
+    model: Transformer, rows: Sequence[Continuation], batch_tokens: int = BATCH_TOKENS
+) -> list[Score]:
+    """Return the score of each row, reading the common prefix of the rows only once."""
     if not rows:
         return []
     device = next(model.parameters()).device
@@ -266,7 +279,7 @@ def log_likelihoods(
     users: dict[tuple[int, ...], list[int]] = {text: [] for text in texts}
     for row, text in enumerate(inputs):
         users[text].append(row)
-    scores = [0.0] * len(rows)
+    scores = [Score(0.0, True)] * len(rows)
     with evaluating(model):
         state = None
         if shared:
@@ -290,16 +303,18 @@ def log_likelihoods(
 
 def _scored(
     model: Transformer, hidden: Tensor, users: Sequence[int], rows: Sequence[Continuation], shared: int
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, Score]]:
     """Return (row, score) of rows with the same input; `hidden` [T, E] begins after the prefix `shared`."""
     first = min(rows[row].start for row in users) - 1 - shared
     last = len(rows[users[0]].ids) - 1 - shared  # equal for all of these rows
     log_p = model.predictions(hidden[None, first:last])[0].double().log_softmax(-1)
+    likeliest = log_p.argmax(-1).tolist()
     scores = []
     for row in users:
         ids, start = rows[row]
-        places = range(start - 1 - shared - first, last - first)
-        scores.append((row, math.fsum(float(log_p[at, ids[shared + first + at + 1]]) for at in places)))
+        pairs = [(at, ids[shared + first + at + 1]) for at in range(start - 1 - shared - first, last - first)]
+        total = math.fsum(float(log_p[at, token]) for at, token in pairs)
+        scores.append((row, Score(total, all(likeliest[at] == token for at, token in pairs))))
     return scores
 
 
@@ -363,19 +378,35 @@ def write_answers(
     cache: a cache policy, as in `generate`.
     """
     config = GenerationConfig(max_new_tokens=max_new_tokens, stop=(stop,) if stop else ())
-    config = dataclasses.replace(config, cache=cache)
+    config = replace(config, cache=cache)
+    return [text.strip() for text in generate_texts(model, prompts, decode, config, batch_tokens)]
+
+
+def generate_texts(
+    model: Transformer,
+    prompts: Sequence[list[int]],
+    decode: Decode,
+    config: GenerationConfig,
+    batch_tokens: int = BATCH_TOKENS,
+) -> list[str]:
+    """Return the text after each of the `prompts` (token ids), up to the stop texts of `config`.
+
+    A batch contains prompts of similar length, and at most `batch_tokens` tokens, including the new ones and
+    padding.
+    """
+    assert config.max_new_tokens is not None
     device, pad = next(model.parameters()).device, model.config.special.pad or 0
-    answers = [""] * len(prompts)
-    lengths = torch.tensor([[len(prompt) + max_new_tokens] for prompt in prompts]).numpy()
+    texts = [""] * len(prompts)
+    lengths = torch.tensor([[len(prompt) + config.max_new_tokens] for prompt in prompts]).numpy()
     for numbers in by_tokens(lengths, None, max_tokens=max(batch_tokens, int(lengths.max()))):
         batch = [prompts[number] for number in numbers]
         width = max(map(len, batch))
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in batch], device=device)
         real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
         generated = model.generate(ids, real.to(device), config, None, decode)
-        for number, text in zip(numbers, generated.texts(decode, config.stop)):
-            answers[number] = text.strip()
-    return answers
+        for number, text in zip(numbers, generated.texts(decode, config.stop), strict=True):
+            texts[number] = text
+    return texts
 
 
 def choice_metrics(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
