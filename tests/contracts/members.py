@@ -7,6 +7,7 @@ registries; each gives a `Case` for every shape of model that can hold it.
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -171,6 +172,14 @@ class Case:
     def adaptive(self) -> bool:
         """Whether tokens may leave out layers: some weights then have a part in training alone."""
         return any(isinstance(part, (ACTConfig, ExitsConfig)) for part in parts(self.config))
+
+    def learns(self, name: str) -> bool:
+        """Whether a batch of `labels` gives the parameter of this name a gradient.
+
+        A memory's own weights learn from later segments. XLNet's learn from segments, which a target lacks.
+        """
+        of_segments = re.match(r"decoder\.position\.(w|segments)\.", name)
+        return ".memory." not in name and not (of_segments and self.shape == "pair")
 
     def model(self, dtype: torch.dtype = torch.float64) -> Transformer:
         """In evaluation, with weights that are all away from their special initial values."""

@@ -67,7 +67,10 @@ class GatedConvolutionConfig(MechanismConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ConvolvedTokens(State):
-    """The last products of key and value, [B, M, H D] with M < w, and their documents [B, M], if any."""
+    """The last products of key and value, [B, M, H D] with M < w, and their documents [B, M], if any.
+
+    The products are at least float32, whatever the precision of the model.
+    """
 
     tokens: Tensor | None = None
     docs: Tensor | None = None
@@ -91,6 +94,10 @@ class GatedConvolution(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
     ) -> tuple[Tensor, State | None]:
         """See `Mechanism.forward`."""
+        dtype = q.dtype
+        # In half precision each product and each tap would round, where dense attention rounds once.
+        exact = torch.promote_types(dtype, torch.float32)
+        q, k, v = q.to(exact), k.to(exact), v.to(exact)
         y, after = self.convolved(q, k, v, context, state, position)
         if self.bias is not None:
             # Outside of `guarded`: it is of no key, and is no sign of one that is not finite. A query that is
@@ -98,7 +105,7 @@ class GatedConvolution(Mechanism):
             added = torch.where(q.isfinite(), q, 0) * self.bias.to(q.dtype).view(q.shape[1], 1, -1)
             valid = context.q_valid
             y = y + (added if valid is None else added.masked_fill(~valid[:, None, :, None].bool(), 0))
-        return y, after
+        return y.to(dtype), after
 
     @guarded
     def convolved(
