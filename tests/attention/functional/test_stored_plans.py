@@ -240,18 +240,29 @@ def test_autocast_casts_repeated_calls_too():
 
 def test_the_store_is_bounded(planned: list[int], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stored, "STORED", 3)
-    for length in range(2, 12):
-        attend(*squares(length=length), pattern="Causal()")
+    for length in range(6, 16):
+        attend(*squares(length=length), pattern="Window(4)")
     assert len(stored._plans) == 3
     before, latest = len(planned), list(stored._plans)
-    attend(*squares(length=11), pattern="Causal()")
+    attend(*squares(length=15), pattern="Window(4)")
     assert len(planned) == before
     monkeypatch.setattr(stored, "SMALL", 100)
-    attend(*squares(length=30), pattern="Causal()")
-    assert list(stored._plans) == latest
     attend(*squares(length=30), pattern="Window(4)")
     assert list(stored._plans) == latest
     assert len(planned) == before + 1
+
+
+@pytest.mark.parametrize(("stated", "queries"), [(None, 9), (None, 1), ("Full()", 9), ("Causal()", 9)])
+def test_a_call_without_a_mask_is_neither_planned_nor_stored(
+    planned: list[int], stated: str | None, queries: int
+):
+    q, k, v = squares()
+    context = None if stated is not None else Context(queries, 9, causal=True)
+    got = attend(q[:, :, -queries:], k, v, pattern=stated, context=context)
+    assert not planned
+    assert not stored._plans
+    expected = defined(q[:, :, -queries:], k, v, pattern=stated, context=context)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")

@@ -1,11 +1,12 @@
 """`attend`: softmax attention for any pattern and any score function, through one of several backends.
 
-A call is prepared (`request`), planned (`plan`) and run; `explain` returns the plan. Plans are stored, so
-that calls that differ only in the numbers of q, k and v are checked and planned once, such as the calls of
-the layers of a model.
+Most calls need no mask and run torch's kernel at once (`unmasked`). Any other call is prepared (`request`),
+planned (`plan`) and run; `explain` returns the plan. Plans are stored, so that calls that differ only in the
+numbers of q, k and v are checked and planned once, such as the calls of the layers of a model.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 import threading
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
-from polyformer.attention.functional.isolation import if_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.isolation import if_finite, is_finite, run_isolated, without_padding_keys
 from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
@@ -140,6 +141,8 @@ def attend_call(call: Call) -> Any:
         inputs = {name: in_autocast_type(getattr(call, name)) for name in "qkv"}
         with without_autocast(q):
             return attend_call(call._replace(**inputs))
+    if (out := unmasked(call)) is not None:
+        return out
     key = plan_key(call)
     if key is not None:
         stored = _plans.get(key)
@@ -148,10 +151,6 @@ def attend_call(call: Call) -> Any:
         if stored is not None and (out := stored.run(call)) is not None:
             return out
     check(call)
-    if key is not None and (kernel := plain_kernel(call)) is not None:
-        stored = _keep(key, call, StoredKernel(kernel, requires_gradients(*call[:3])))
-        if (out := stored.run(call)) is not None:
-            return out
     return _planned(call, key)
 
 
@@ -176,29 +175,73 @@ def _planned(call: Call, key: Hashable | None) -> Any:
     return (out, lse) if call.return_lse else out
 
 
-def plain_kernel(call: Call) -> sdpa.Plan | None:
-    """Return torch's fused attention for a call that needs no mask; None for other calls.
+def unmasked(call: Call) -> Tensor | None:
+    """Return torch's fused attention of a call that needs no mask; None for any other call.
 
     Each query then sees all keys, or the query at slot i all keys up to slot i of as many. No other backend
-    is faster.
+    is faster, so nothing is planned. None too for inputs that torch refuses, if a NaN or infinity must be
+    isolated, and for calls that somebody looks into (`is_ordinary`).
     """
-    q, k, _, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, lse = call
+    q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, lse = call
     changed = not (mask_mod is layout is score_mod is relative is None)
     if changed or lse or backend not in ("auto", "sdpa") or (context is not None and context.numbers is None):
         return None
-    kind = type(None if pattern is None else as_pattern(pattern))
-    (batch, heads, queries, width), keys = q.shape, k.shape[2]
-    scores = batch * heads * queries * keys
-    limit = sdpa.DROPOUT_LIMIT if dropout else sdpa.DENSE_LIMIT  # a larger call may need another backend
-    if kind not in (type(None), Full, Causal) or not 0 < scores <= limit:
+    kind = type(as_pattern(pattern) if isinstance(pattern, str) else pattern)
+    if kind not in (type(None), Full, Causal) or not (type(q) is type(k) is type(v) is Tensor):
         return None
-    how: str | None = "full"
-    if kind is Causal or (context is not None and context.causal):
-        how = sdpa.causal_kernel(queries, keys, keys - queries if context is None else context.offset)
-    if how is None:
+    if not is_ordinary():
         return None
-    causal, grouped = how == "causal", heads != k.shape[1]
-    return sdpa.Plan(None, None, causal, score_scale(scale, width), grouped, hides=causal)
+    kernel = _kernel(q, k, v, (context, kind is Causal), scale, dropout)
+    if kernel is None:
+        return None
+    builds_graph = requires_gradients(q, k, v)
+    isolates = kernel.hides and q.is_cpu
+    if isolates and builds_graph and not (is_finite(k) and is_finite(v)):
+        return None
+    try:
+        out = kernel(q, k, v, dropout)
+    except RuntimeError:  # `check` says what is wrong with the inputs
+        return None
+    return None if isolates and not builds_graph and not is_finite(out) else out
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    limits: tuple[Context | None, bool],
+    scale: float | None,
+    dropout: float,
+) -> sdpa.Plan | None:
+    """Return torch's fused attention of a call that needs no mask, None for other calls and sizes.
+
+    limits: the context of the call, and whether it is causal in any case.
+    """
+    try:
+        (rows, heads, queries, width), (_, kv_heads, keys, _) = q.shape, k.shape
+    except (ValueError, RuntimeError):  # not four axes, or a nested tensor
+        return None
+    sizes = rows, kv_heads, keys
+    if k.shape != (*sizes, width) or v.shape[:3] != sizes or not kv_heads or heads % kv_heads:
+        return None
+    context, causal = limits
+    first = keys - queries
+    if context is not None:
+        if context.q_len != queries or context.kv_len != keys:
+            return None
+        first, causal = context.offset, causal or context.causal
+    # A larger call may need another backend.
+    most = sdpa.DROPOUT_LIMIT if dropout else sdpa.DENSE_LIMIT
+    how = sdpa.causal_kernel(queries, keys, first) if causal else "full"
+    if how is None or not 0 < rows * heads * queries * keys <= most or not 0 <= dropout < 1:
+        return None
+    return _fused(how == "causal", score_scale(scale, width), heads != kv_heads)
+
+
+@functools.lru_cache(maxsize=64)
+def _fused(causal: bool, scale: float, grouped: bool) -> sdpa.Plan | None:
+    """Return torch's fused attention without a mask; None for a scale that is no number."""
+    return sdpa.Plan(None, None, causal, scale, grouped, hides=causal) if math.isfinite(scale) else None
 
 
 class StoredPlan(Protocol):
@@ -284,25 +327,7 @@ def plan_key(call: Call) -> Hashable | None:
     mode = grad, builds_graph, torch.is_inference_mode_enabled()
     form = q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
     numbers = None if context is None else context.numbers or "tables"
-    if context is not None and context.q_len == 1 and sees_every_key(call):
-        numbers, form = "every key", (q.shape, k.shape[:2], *form[3:])
     return pattern, mask_mod, relative, scale, dropout, backend, return_lse, numbers, mode, form
-
-
-def sees_every_key(call: Call) -> bool:
-    """Return whether a step of decoding sees all keys, whatever their number.
-
-    The step runs torch's fused kernel, which needs no mask, so that all steps have one plan.
-    """
-    q, k, v, pattern, mask_mod, context = call.q, call.k, call.v, call.pattern, call.mask_mod, call.context
-    if context is None or context.numbers is None or q.dim() != 4 or q.shape[2] != 1:
-        return False
-    if not (pattern is mask_mod is call.relative is None) or call.dropout or call.backend != "auto":
-        return False
-    if context.q_len != 1 or not (k.shape == v.shape and k.shape[2:] == (context.kv_len, q.shape[3])):
-        return False
-    last = context.q_start is None or context.q_start >= context.kv_len - 1
-    return (last or not context.causal) and k.shape[2] > 0 and (q.is_cpu or q.dtype != torch.float64)
 
 
 def _repeats(call: Call) -> bool:
@@ -336,13 +361,13 @@ def _keep(key: Hashable, call: Call, stored: P) -> P:
 def _is_shared(call: Call) -> bool:
     """Return whether numbers describe a call completely, so that calls of other contexts have its plan.
 
-    Other steps of decoding than `sees_every_key` have other lengths each time.
+    Steps of decoding have another length each time.
     """
     context = call.context
     if context is None:
         return True
     numbers_only = context.numbers is not None and call.relative is None
-    return numbers_only and (call.q.shape[2] > 1 or sees_every_key(call))
+    return numbers_only and call.q.shape[2] > 1
 
 
 def stored_plan(leaf: Leaf, call: Call) -> StoredPlan:
