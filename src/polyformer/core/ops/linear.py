@@ -33,7 +33,7 @@ microseconds.
 
 
 class LinearBackend:
-    """Products outside autograd in a `with`: `JointProducts`, `models.generation.packed_weights`."""
+    """Products outside autograd in a `with`: `models.generation.packed_weights`."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the same as the function `linear`."""
@@ -42,9 +42,6 @@ class LinearBackend:
     def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Compute the same as the function `linears`."""
         raise NotImplementedError
-
-    def joint_linear(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
-        """Compute the same as the function `joint_linear`; None where `linears` does it better."""
 
     def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
         """Compute the same as the function `activated`."""
@@ -91,23 +88,30 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         joint = None if together is None else together(x, layers)
         if joint is not None:
             return joint
-    other = None if torch.compiler.is_compiling() else active_backend.get()
-    if other is None or torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return [layer(x) for layer in layers]
-    return other.linears(x, layers)
+    other, kept = active_backend.get(), kept_joints.get()
+    if other is not None:
+        return other.linears(x, layers)
+    joint = None if kept is None else kept.product(x, layers)
+    if joint is None:
+        return [layer(x) for layer in layers]
+    return joint.split_with_sizes([layer.out_features for layer in layers if is_plain(layer)], -1)
 
 
 def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
     """Return the outputs of several small layers for one x side by side, [..., O_1 + O_2 + ...].
 
     They are a single product of a copy of the weights, which takes less time than further calls do. Returns
-    None for layers that are large, or not plain, or compiled.
+    None for layers that are large, or not plain, or compiled, or where `linears` does it better.
     """
     if torch.compiler.is_compiling():
         return None
-    other = active_backend.get()
-    if other is not None and not torch.is_grad_enabled():
-        return other.joint_linear(x, layers)
+    if not torch.is_grad_enabled():
+        if (kept := kept_joints.get()) is not None:
+            return kept.product(x, layers)
+        if active_backend.get() is not None:
+            return None
     weights, biases = [], []
     for layer in layers:
         if not is_plain(layer):
@@ -247,38 +251,32 @@ Joint = tuple[Tensor, Tensor | None]
 """The weight and the bias of several layers."""
 
 
-class JointProducts(LinearBackend):
+class JointProducts:
     """A loop of small products whose weights do not change, such as decoding: use it as a context.
 
-    Small layers that read the same input (`linears`) are one product inside, of a copy of their weights that
-    lives as long as this object: three small products take three times as long as one.
+    Small layers that read the same input are one product inside (`joint_linear`, `linears`), of a copy of
+    their weights that lives as long as this object: three small products take three times as long as one.
     """
 
     def __init__(self) -> None:
         self.joints: dict[int, Joint | None] = {}  # by id of the first layer
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute the same as the function `linear`."""
-        return chosen_linear(x, weight, bias)
-
-    def linears(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-        """Compute the same as the function `linears`, by one product if the layers are small and plain."""
-        joint = self.joint_linear(x, layers)
-        if joint is None:
-            return [layer(x) for layer in layers]
-        return joint.split_with_sizes([layer.out_features for layer in layers if is_plain(layer)], -1)
-
-    def joint_linear(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
-        """Compute the same as the function `joint_linear`, of a copy that is made once."""
+    def product(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
+        """Return the outputs of the layers side by side; None for layers that are large or not plain."""
         key = id(layers[0])
         if key not in self.joints:
             self.joints[key] = _joint(layers)
         joint = self.joints[key]
         return None if joint is None else chosen_linear(x, *joint)
 
-    def activated(self, x: Tensor, layer: nn.Module, activation: str) -> Tensor:
-        """Compute the same as the function `activated`."""
-        return ACTIVATIONS[activation](layer(x))
+    def __enter__(self) -> None:
+        self.token = kept_joints.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        kept_joints.reset(self.token)
+
+
+kept_joints: contextvars.ContextVar[JointProducts | None] = contextvars.ContextVar("joints", default=None)
 
 
 def _joint(layers: Sequence[nn.Module]) -> Joint | None:

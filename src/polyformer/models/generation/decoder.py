@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -322,7 +323,7 @@ class Decoder:
 
 def _check_finite(logits: Tensor) -> None:
     """Raise `InputError` if a logit is NaN."""
-    if bool(logits.amax().isnan()):  # the maximum propagates NaN without a second tensor
+    if math.isnan(logits.amax().item()):  # the maximum propagates NaN without a second tensor
         raise InputError(
             "generate: the model's scores are NaN, so no token can be chosen; its weights are damaged, or "
             "overflow in this precision; use float32 or bfloat16"
