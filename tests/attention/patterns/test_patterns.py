@@ -1,11 +1,15 @@
 """What each pattern means, written out; that they compose, travel as text and keep their word."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
 
 from attention_cases import dense, patterns
+from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Causal, Documents, Full, Global, Padding, Pattern, Window
 from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.attention.patterns.implied import implied, runs
@@ -173,6 +177,37 @@ def test_a_pattern_needs_one_method() -> None:
     assert seen(EveryThird(), context) == [[0, 3, 6]] * 2
     assert EveryThird().keys(context, 0, 2) == Keys(((0, 7),))
     assert Pattern.from_text("EveryThird() & Window(2)") == EveryThird() & Window(2), "a row is not needed"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Given(Pattern):
+    """A pattern in a tensor, which has no equality by value."""
+
+    allowed: torch.Tensor
+
+    def allows(self, context: Context, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> torch.Tensor:
+        return self.allowed[q_idx, kv_idx]
+
+
+class _Plain(Pattern):
+    """A pattern without fields, and without a decorator."""
+
+
+def test_patterns_in_tensors_equal_only_themselves() -> None:
+    """A context stores masks and plans by pattern: layers with different tables must not share them."""
+    torch.manual_seed(0)
+    tables = [_Given(torch.rand(6, 6) > 0.4) for _ in range(2)]
+    assert tables[0] != tables[1]
+    assert tables[0] == tables[0]
+    assert _Plain() == _Plain()
+    assert hash(_Plain()) == hash(_Plain())
+    assert Window(3) == Window(3) != Window(4)
+    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    shared = Context(6, 6)
+    with torch.no_grad():
+        for table in tables:
+            got = attend(q, k, v, pattern=table, context=shared)
+            torch.testing.assert_close(got, attend(q, k, v, pattern=table, backend="definition"))
 
 
 def test_a_pattern_s_name_is_its_own() -> None:

@@ -42,7 +42,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """score_mod(score, b, h, q_idx, kv_idx) -> score: FlexAttention's signature."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
     """Base class of all patterns; not used directly."""
 
@@ -68,6 +68,19 @@ class Pattern:
         """Check the ranges in the fields' types."""
         if not torch.compiler.is_compiling():  # a graph cannot contain the cache of the ranges
             check_ranges(self, f"{type(self).__name__}: ")
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two patterns of one class have no fields; a dataclass compares its fields instead.
+
+        With `eq=False`, as for tables in tensors, a pattern equals itself only: plans and masks are stored by
+        pattern.
+        """
+        if self is other or type(self) is not type(other):
+            return self is other
+        return not (vars(self) or vars(other))
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def allows(self, context: Context, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Return whether query `q_idx` may see key `kv_idx`; the indices broadcast, as in a `mask_mod`."""
