@@ -38,7 +38,7 @@ from polyformer.nn.depth.act import ACTConfig
 from polyformer.nn.depth.exits import ExitsConfig
 from polyformer.nn.feedforward import DenseConfig, ExpertsConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
-from polyformer.nn.stack import StackConfig
+from polyformer.nn.stack import IndexerConfig, StackConfig
 from registered import EVERYTHING, examples, registered
 
 VOCAB, HEADS, LENGTH = 17, 2, 11
@@ -56,7 +56,7 @@ WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 48}
 LIMITS = {"num_key_value_heads": HEADS, "bos": 1, "eos": 2, "pad": 0}
 """What a preset leaves unset stays unset; what it sets must fit the tiny sizes."""
 
-CHOOSING = ACTConfig, ExitsConfig, ExpertsConfig, LSHConfig, RoutingConfig
+CHOOSING = ACTConfig, ExitsConfig, ExpertsConfig, IndexerConfig, LSHConfig, RoutingConfig
 """Parts that send a token to one of several places, as computed numbers tell."""
 
 
@@ -171,7 +171,7 @@ class Case:
     @property
     def adaptive(self) -> bool:
         """Whether tokens may leave out layers: some weights then have a part in training alone."""
-        return any(isinstance(part, (ACTConfig, ExitsConfig)) for part in parts(self.config))
+        return any(isinstance(part, (ACTConfig, ExitsConfig, IndexerConfig)) for part in parts(self.config))
 
     def learns(self, name: str) -> bool:
         """Whether a batch of `labels` gives the parameter of this name a gradient.

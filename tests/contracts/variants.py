@@ -21,6 +21,8 @@ LATENT = {
 }
 """A text is computed in the explicit form, and steps of decoding in the absorbed form."""
 
+INDEXER = {"indexer": {"top_k": 4, "heads": 8, "size": 12}}
+
 BESIDE = {"bias": True, "input_scales": (0.5, 1.5), "output_scales": (2.0, 0.75)}
 
 
@@ -54,6 +56,16 @@ VARIANTS: dict[str, Callable[[ModelConfig], ModelConfig]] = {
         replaced(base, PositionConfig, lambda _: RopeConfig()),
         AttentionConfig,
         lambda config: AttentionConfig.from_dict(config.to_dict() | LATENT),
+    ),
+    "indexer": lambda base: replaced(
+        replaced(base, PositionConfig, lambda _: RopeConfig()),
+        AttentionConfig,
+        lambda config: AttentionConfig.from_dict(config.to_dict() | INDEXER),
+    ),
+    "indexed latent": lambda base: replaced(
+        replaced(base, PositionConfig, lambda _: RopeConfig()),
+        AttentionConfig,
+        lambda config: AttentionConfig.from_dict(config.to_dict() | LATENT | INDEXER),
     ),
     "global": lambda base: replaced(
         base,

@@ -19,6 +19,7 @@ from attached_models import (
     with_gradients,
 )
 from torch import Tensor, nn
+from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
 
 import polyformer
 from polyformer import InputError
@@ -178,10 +179,52 @@ def test_gradient_checkpointing():
 
 def test_what_would_be_lost_is_refused():
     q = torch.randn(1, 2, 3, 4)
-    for name in ("cache", "indices", "block_indices", "sinks"):
+    for name in ("cache", "block_indices", "sinks"):
         options: dict[str, Any] = {name: torch.zeros(1)}
         with pytest.raises(InputError, match=f"^{name}: "):
             forward(nn.Identity(), q, q, q, None, **options)
+
+
+def test_layers_attend_to_the_keys_that_their_indexers_choose():
+    """DeepSeek-V3.2, whose layers choose different keys: logits, and generation with padding."""
+    sizes = {
+        "kv_lora_rank": 8,
+        "q_lora_rank": 9,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 6,
+        "v_head_dim": 6,
+    }
+    experts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    indexer = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 8}
+    config = DeepseekV32Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=40,
+        moe_intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        first_k_dense_replace=1,
+        pad_token_id=0,
+        **sizes,
+        **experts,
+        **indexer,
+    )
+    torch.manual_seed(0)
+    model = DeepseekV32ForCausalLM(config).eval()
+    ids = torch.randint(3, 50, (2, 11))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    with torch.no_grad():
+        expected, text = model(ids, attention_mask=mask).logits, model.generate(ids, **options)
+        polyformer.attach(model)
+        actual = model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()])
+        assert torch.equal(model.generate(ids, **options), text)
+    for name, rule in (("memory", "sinks(first=1, length=4)"), ("cache", "snapkv(budget=64)")):
+        with pytest.raises(InputError, match=f"^{name}: indexers of this model choose keys"):
+            polyformer.attach(model, **{name: rule})
 
 
 @pytest.mark.parametrize("pattern", [None, "Window(3) | Global(1)"])

@@ -24,7 +24,7 @@ from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink
 from polyformer.attention.functional.request import Call, prepare
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
-from polyformer.attention.patterns.base import Pattern, ScoreMod
+from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.config import Config
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -63,20 +63,22 @@ class CachedAttention(Mechanism):
         mods: Sequence[ScoreMod] = (),
         scale: float | None = None,
         sink: Tensor | None = None,
+        mask_mod: MaskMod | None = None,
     ) -> Tensor:
         """Return softmax(scores) v [B, H, Tq, Dv] over all keys of the cache.
 
         mods: functions of the scores, after the terms of the position scheme. sink: [H], the score of a key
-        without a value.
+        without a value. mask_mod: further limits, as a function of indices (`attend`).
         """
         dropout, backend = self.config.dropout if self.training else 0.0, self.config.backend
         if position is None and sink is None:
             mod = chain_score_mods(mods) if mods else None
-            call = Call(q, k, v, pattern, None, None, mod, None, context, scale, dropout, backend)
+            call = Call(q, k, v, pattern, mask_mod, None, mod, None, context, scale, dropout, backend)
             return attend_call(call)
         parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
         of_position = None if position is None else position.score_mod(q, k, context)
         options: dict[str, Any] = {
+            "mask_mod": mask_mod,
             "score_mod": chain_score_mods((of_position, *mods)),
             "relative": None if position is None else position.relative(q, k, context),
             "context": context,

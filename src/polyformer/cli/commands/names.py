@@ -80,6 +80,12 @@ ELSEWHERE = [
         "Multi-head latent attention: keys and values from one latent vector per token.",
         "DeepSeek-AI 2024 (DeepSeek-V2, MLA)",
     ),
+    (
+        "option",
+        "attention.indexer",
+        "Sparse attention with an indexer: small heads choose the keys of each query.",
+        "DeepSeek-AI 2025 (DeepSeek-V3.2, DSA)",
+    ),
 ]
 """Rows of ideas that are no registered class."""
 

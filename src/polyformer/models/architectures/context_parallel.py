@@ -33,6 +33,7 @@ def check_context_parallel(config: StackConfig, stack: Stack, head: Head, kind: 
         "head": None if head.supports_context_parallel else kind,
         "convolution": None if config.convolution is None else "convolution",
         "global_projections": "true" if config.attention.global_projections else None,
+        "indexer": None if config.attention.indexer is None else "indexer",
         "beside": None if config.attention.beside is None else config.attention.beside.second.kind,
         "layerdrop": "above 0" if config.layerdrop and stack.training else None,
     }

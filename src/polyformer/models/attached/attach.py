@@ -75,6 +75,11 @@ def attach(
     dispatching = attention_layers(model)
     if not dispatching:
         raise without_dispatch(model)
+    if (memory or cache) and any(getattr(layer.module, "indexer", None) for layer in dispatching):
+        raise InputError(
+            f"{'memory' if memory else 'cache'}: indexers of this model choose keys of the whole text, and a "
+            "bounded cache drops some; leave it out"
+        )
     import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
 
     apply(model, [call], loaded=True)

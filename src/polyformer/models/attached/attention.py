@@ -35,7 +35,6 @@ from polyformer.nn.cache import CacheCall
 # Arguments of a layer that `attend` would ignore, with the reason to refuse them.
 UNSUPPORTED_ARGUMENTS = {
     "cache": "continuous batching stores keys in pages; generate with `model.generate`",
-    "indices": "the layer selects the keys of each query itself, which no mask describes",
     "block_indices": "the layer selects the blocks of each query itself, which no mask describes",
     "sinks": "sinks per query are not supported",
 }
@@ -82,6 +81,7 @@ def forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of one layer of a transformers model.
@@ -96,6 +96,7 @@ def forward(
         softcap: the limit of scores, by tanh.
         s_aux: [H], the score of a key without a value (attention sinks).
         position_bias: [B or 1, H, Tq, Tk], added to the scores.
+        indices: [B, Tq, K], the keys that the layer's indexer chose for each query; others are masked.
         options: arguments of other implementations; an `InputError` refuses arguments that would be ignored.
 
     Returns:
@@ -108,7 +109,7 @@ def forward(
     attachment = attached(module)
     if attachment is not None and attachment.dropping is not None:
         check_terms(attachment.dropping, softcap=softcap, s_aux=s_aux, position_bias=position_bias)
-    seen = _describe_call(attention_mask, query, key, past, options, attachment)
+    seen = _among(indices, key, _describe_call(attention_mask, query, key, past, options, attachment))
     bias = None if position_bias is None else position_bias[..., : key.shape[2]]  # of the existing keys
     mods = [] if softcap is None else [soft_cap(softcap)]
     mods += [add_bias(term) for term in (seen.bias, bias) if term is not None]
@@ -134,6 +135,17 @@ def _refuse(options: dict[str, Any]) -> None:
     for name, why in UNSUPPORTED_ARGUMENTS.items():
         if options.get(name) is not None:
             raise InputError(f"{name}: {why}; run this model with attn_implementation='sdpa' or 'eager'")
+
+
+def _among(indices: Tensor | None, key: Tensor, seen: AttentionCall) -> AttentionCall:
+    """Return the call with the pairs of each query and its keys `indices` [B, Tq, K] only; None for all."""
+    if indices is None:
+        return seen
+    shape = *indices.shape[:2], key.shape[2]
+    chosen = indices.new_zeros(shape, dtype=torch.bool).scatter(-1, indices.long(), True)
+    pattern = combine(seen.pattern, Table(chosen.unsqueeze(1)), lambda mask, own: mask & own)
+    # The choice of this layer alone, so the context keeps no plan or mask of it for others.
+    return dataclasses.replace(seen, pattern=pattern, context=dataclasses.replace(seen.context, memo={}))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, settings: dict[str, Any]) -> Tensor:

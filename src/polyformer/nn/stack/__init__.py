@@ -1,7 +1,7 @@
 """Stacks of layers and the embedding below them."""
 
 from polyformer.nn.stack.adaptive_embedding import AdaptiveConfig, AdaptiveEmbedding
-from polyformer.nn.stack.attention_options import BesideConfig, LatentConfig
+from polyformer.nn.stack.attention_options import BesideConfig, IndexerConfig, LatentConfig
 from polyformer.nn.stack.compressed import with_policy
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.convolution import ConvolutionConfig
@@ -10,6 +10,7 @@ from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.feature_layer import FeatureLayer
 from polyformer.nn.stack.feature_stack import FeatureStack, build_stack
 from polyformer.nn.stack.global_projections import copy_local_projections
+from polyformer.nn.stack.indexed import IndexedAttention, IndexedLatentAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, Source
 from polyformer.nn.stack.multihead import MultiHeadAttention
@@ -26,6 +27,9 @@ __all__ = [
     "FeatureAttention",
     "FeatureLayer",
     "FeatureStack",
+    "IndexedAttention",
+    "IndexedLatentAttention",
+    "IndexerConfig",
     "LatentAttention",
     "LatentConfig",
     "Layer",

@@ -1,14 +1,17 @@
-"""Options of attention that are separate parts: latents, and a second attention in each layer."""
+"""Options of attention that are separate parts: latents, an indexer, a second attention, global tokens."""
 
 import dataclasses
 from typing import Literal
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
+from polyformer.attention.patterns import Or, PerHead
+from polyformer.attention.patterns.base import Pattern
+from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.ops.norms import NormConfig, RMSNormConfig
-from polyformer.core.ranges import PositiveFloat, PositiveInt
+from polyformer.core.ops.norms import LayerNormConfig, NormConfig, RMSNormConfig
+from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,39 @@ class LatentConfig(Config):
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerConfig(Config):
+    """An indexer, whose small heads choose the `top_k` keys of each query (stack/indexed.py).
+
+    `stage`: a model is first trained in the stage 'dense', where queries see all keys while the indexer
+    learns, then in the stage 'sparse'. `align`: the weight of the indexer's loss in training.
+    """
+
+    top_k: PositiveInt = 2048
+    heads: PositiveInt = 4
+    size: PositiveInt | None = None  # of the indexer's vectors; by default that of a head
+    norm: NormConfig = LayerNormConfig(eps=1e-6)  # of the indexer's keys
+    stage: Literal["dense", "sparse"] = "sparse"
+    align: NonNegativeFloat = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.norm.tokenwise:
+            kind = quote(self.norm.kind)
+            raise InputError(f"norm: expected a norm of each token, such as 'layer', got {kind}")
+
+    def width(self, head_size: int, rotated: int) -> int:
+        """Return the width of the indexer's vectors next to heads of `head_size`, `rotated` by positions.
+
+        Raises `InputError` if it is less than the rotated channels.
+        """
+        width = self.size or max(head_size, rotated)
+        if width < rotated:
+            raise InputError(
+                f"indexer.size: expected at least the {rotated} channels that positions rotate, got {width}"
+            )
+        return width
+
+
 Scales = tuple[PositiveFloat, PositiveFloat]
 """Factors of the first attention of a layer and of the one beside it."""
 
@@ -63,3 +99,39 @@ class BesideConfig(Config):
         for ability in ("causal", "supports_packing", "supports_kv_cache"):
             if getattr(mechanism, ability):
                 self.second.require(ability)
+
+
+def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
+    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
+
+    Raises `InputError` if heads have different global tokens.
+    """
+    if isinstance(pattern, GlobalPattern):
+        return GlobalKeys(pattern), (pattern,)
+    if isinstance(pattern, Or):
+        (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
+        assert left is not None
+        assert right is not None
+        return left | right, tuple(dict.fromkeys((*some, *more)))
+    if isinstance(pattern, PerHead):
+        heads = [split_global_tokens(head) for head in pattern.patterns]
+        if len({frozenset(tokens) for _, tokens in heads}) > 1:
+            raise InputError("global_projections: expected the same global tokens for all heads")
+        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
+    return pattern, ()
+
+
+def check_global(mechanism: object) -> None:
+    """Raise `InputError` unless the mechanism has global tokens to project."""
+    if not isinstance(mechanism, SoftmaxConfig):
+        raise InputError(
+            "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
+        )
+    if mechanism.changes_scores:
+        raise InputError("global_projections: expected softmax attention without soft_cap and sink")
+    if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
+        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
+        raise InputError(
+            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
+            "add one, or set global_projections to false"
+        )

@@ -48,6 +48,8 @@ def _reason(stack: "Stack") -> str | None:
     attention = stack.sequence[0].attention
     if attention.config.latent is not None:
         return "is for keys and values of heads, but latent attention caches one latent for all heads"
+    if attention.config.indexer is not None:
+        return "keeps keys by its own scores, but an indexer chooses keys of the whole text"
     if not isinstance(stack.mechanism, SoftmaxConfig) or attention.global_attention:
         return "needs softmax attention with one set of projections, which caches keys and values"
     if None not in stack.reaches:

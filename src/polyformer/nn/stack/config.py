@@ -9,10 +9,8 @@ from annotated_types import Interval
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.patterns import Or, PerHead
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.between_sequences import check_within_sequence
-from polyformer.attention.patterns.global_base import GlobalKeys, GlobalPattern
 from polyformer.attention.positions import Position, PositionConfig, SinusoidalConfig
 from polyformer.core.config import Config, encode
 from polyformer.core.errors import InputError, quote, unknown
@@ -22,7 +20,7 @@ from polyformer.nn.block import BlockConfig, PostNormConfig
 from polyformer.nn.depth import DepthConfig, FixedConfig
 from polyformer.nn.feedforward import DenseConfig, FeedForwardConfig, NoFeedForwardConfig
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig
-from polyformer.nn.stack.attention_options import BesideConfig, LatentConfig
+from polyformer.nn.stack.attention_options import BesideConfig, IndexerConfig, LatentConfig, check_global
 from polyformer.nn.stack.convolution import ConvolutionConfig
 
 
@@ -77,6 +75,7 @@ class AttentionConfig(Config):
     output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
     value_residual: bool = False  # sums with the values of the first layer (stack/multihead.py)
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
+    indexer: IndexerConfig | None = None  # small heads that choose the keys of a query (stack/indexed.py)
     beside: BesideConfig | None = None  # a second attention; both outputs are added
 
     def __post_init__(self) -> None:
@@ -100,6 +99,7 @@ class AttentionConfig(Config):
                 raise InputError("value_residual: expected false with global_projections, got true")
         self._check_qk_norm()
         self._check_latent()
+        self._check_indexer()
         self._check_beside()
         for name in () if isinstance(self.bias, bool) else self.bias:
             if name not in PROJECTIONS:
@@ -142,6 +142,24 @@ class AttentionConfig(Config):
                 raise InputError(f"{name}: latent attention has no such projections; use only one of them")
         if not isinstance(self.bias, bool) and "value" in self.bias:
             raise InputError("bias: latent attention has biases of 'query', 'key' and 'output', got 'value'")
+
+    def _check_indexer(self) -> None:
+        """Raise `InputError` for options that attention with an indexer does not have."""
+        if self.indexer is None:
+            return
+        if not isinstance(self.mechanism, SoftmaxConfig):
+            kind = quote(self.mechanism.kind)
+            raise InputError(f"indexer: expected the mechanism 'softmax', got {kind}; set indexer to null")
+        others = {
+            "global_projections": self.global_projections,
+            "value_residual": self.value_residual,
+            "beside": self.beside is not None,
+        }
+        for name, present in others.items():
+            if present:
+                raise InputError(
+                    f"{name}: attention with an indexer has no such option; use only one of them"
+                )
 
     def _check_beside(self) -> None:
         """Raise `InputError` for options that two kinds of attention in a layer do not have."""
@@ -212,7 +230,7 @@ class AttentionConfig(Config):
     def has_features(self, layer: int) -> bool:
         """Return whether layer `layer` needs more than plain multi-head attention (`FeatureAttention`)."""
         mechanism = self.mechanism.for_layer(layer)
-        parts = self.latent is not None, self.beside is not None
+        parts = self.latent is not None, self.indexer is not None, self.beside is not None
         options = self.global_projections, self.value_residual, self.output_gate, *parts
         own = mechanism.projected_heads(self.num_attention_heads, self.kv_heads, 1).own
         gates = mechanism.gate_sizes(self.num_attention_heads, 1)
@@ -229,7 +247,7 @@ class AttentionConfig(Config):
         """
         own = dict.fromkeys(("global_projections", "output_gate", "value_residual"), False)
         return dataclasses.replace(
-            self, mechanism=self.mechanism.cross(pattern), latent=None, beside=None, **own
+            self, mechanism=self.mechanism.cross(pattern), latent=None, indexer=None, beside=None, **own
         )
 
 
@@ -252,42 +270,6 @@ def check_position_terms(position: Position, mechanism: MechanismConfig, latent:
 def _is_attention_config(data: object) -> bool:
     """Return whether `data` describes the heads too, and not only the mechanism."""
     return isinstance(data, AttentionConfig) or (isinstance(data, dict) and "kind" not in data)
-
-
-def split_global_tokens(pattern: Pattern | None) -> tuple[Pattern | None, tuple[GlobalPattern, ...]]:
-    """Return the pattern of ordinary queries, and the patterns of global tokens in a union of `pattern`.
-
-    Raises `InputError` if heads have different global tokens.
-    """
-    if isinstance(pattern, GlobalPattern):
-        return GlobalKeys(pattern), (pattern,)
-    if isinstance(pattern, Or):
-        (left, some), (right, more) = split_global_tokens(pattern.left), split_global_tokens(pattern.right)
-        assert left is not None
-        assert right is not None
-        return left | right, tuple(dict.fromkeys((*some, *more)))
-    if isinstance(pattern, PerHead):
-        heads = [split_global_tokens(head) for head in pattern.patterns]
-        if len({frozenset(tokens) for _, tokens in heads}) > 1:
-            raise InputError("global_projections: expected the same global tokens for all heads")
-        return PerHead(tuple(ordinary for ordinary, _ in heads if ordinary is not None)), heads[0][1]
-    return pattern, ()
-
-
-def check_global(mechanism: object) -> None:
-    """Raise `InputError` unless the mechanism has global tokens to project."""
-    if not isinstance(mechanism, SoftmaxConfig):
-        raise InputError(
-            "global_projections: expected the mechanism 'softmax', whose patterns name the tokens"
-        )
-    if mechanism.changes_scores:
-        raise InputError("global_projections: expected softmax attention without soft_cap and sink")
-    if not split_global_tokens(mechanism.for_layer(0).pattern)[1]:
-        text = "none" if mechanism.pattern is None else mechanism.pattern.to_text()
-        raise InputError(
-            f"global_projections: expected a pattern with `| Global(n)` or `| Marked()`, got {text}; "
-            "add one, or set global_projections to false"
-        )
 
 
 STATELESS = {"dropout", "form"}
@@ -336,6 +318,7 @@ class StackConfig(Config):
         self._check_feedforward()
         self._check_depth()
         self._check_norm()
+        self._check_indexer()
         self._check_beside()
 
     def _check_value_residual(self) -> None:
@@ -392,6 +375,20 @@ class StackConfig(Config):
                 raise InputError(
                     f"norm: {quote(self.norm.kind)} computes statistics over all tokens, each once, but "
                     f"{name} {quote(getattr(self, name).kind)} normalizes some twice or never; use 'layer'"
+                )
+
+    def _check_indexer(self) -> None:
+        """Raise `InputError` for parts that read keys of a layer without an indexer's choice of them."""
+        others = {
+            "block": self.block.reversible,
+            "memory": not isinstance(self.memory, NoMemoryConfig),
+            "depth": not isinstance(self.depth, FixedConfig),
+        }
+        for name, present in others.items():
+            if present and self.attention.indexer is not None:
+                raise InputError(
+                    f"{name}: {quote(getattr(self, name).kind)} reads keys of a layer without an indexer's "
+                    "choice of them; unset attention.indexer or this option"
                 )
 
     def _check_beside(self) -> None:

@@ -21,7 +21,8 @@ from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
 from polyformer.nn.depth import Active
-from polyformer.nn.stack.config import AttentionConfig, check_global, split_global_tokens
+from polyformer.nn.stack.attention_options import check_global, split_global_tokens
+from polyformer.nn.stack.config import AttentionConfig
 from polyformer.nn.stack.global_projections import (
     GlobalAttention,
     GlobalState,
@@ -99,10 +100,10 @@ class FeatureAttention(MultiHeadAttention):
         # A store is searched by content, so `mix` gets the queries before rotation.
         if self.own_heads:
             y, new = self._attend(
-                q, k, v, context, state, BoundPosition(position, self._site()), *self._gates(read)
+                q, k, v, context, state, BoundPosition(position, self._site()), *self._gates(x, read)
             )
         else:
-            y, new = self.attend(q, k, v, context, position, state, *self._gates(read))
+            y, new = self.attend(q, k, v, context, position, state, *self._gates(x, read))
         return self._merge_active(y if mix is None else mix(y, q), x, active), new
 
     def reading(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
@@ -191,8 +192,11 @@ class FeatureAttention(MultiHeadAttention):
         weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
         return weights @ v, weights
 
-    def _gates(self, read: Tensor) -> tuple[Tensor, ...]:
-        """Return the gates [B, T, C] of a mechanism with gates, its output gate last."""
+    def _gates(self, x: Tensor, read: Tensor) -> tuple[Tensor, ...]:
+        """Return the gates [B, T, C] of a mechanism with gates, its output gate last.
+
+        x, read: the inputs of queries and of keys.
+        """
         output = None if self.gates_heads else self.output_gate
         layers = [layer for layer in (self.gate, output) if layer is not None]
         return (torch.cat(list(linears(read, layers)), -1),) if layers else ()

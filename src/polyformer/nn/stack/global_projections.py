@@ -32,7 +32,8 @@ from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.softmax import amend, recorded, recording
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
-from polyformer.nn.stack.config import AttentionConfig, split_global_tokens
+from polyformer.nn.stack.attention_options import split_global_tokens
+from polyformer.nn.stack.config import AttentionConfig
 from polyformer.nn.stack.multihead import site_of, split_heads
 
 GLOBAL = "global"

@@ -81,9 +81,13 @@ class LatentAttention(FeatureAttention):
 
     def _active_queries(self, x: Tensor, active: Active | None) -> Tensor:
         """Return the queries [B, H, T, D_r + D] of x [B, T, E], or of its active tokens [1, N, E]."""
-        if self.query_latent is not None and self.query_latent_norm is not None:
-            x = self.query_latent_norm(self.query_latent(x))
-        return super()._active_queries(x, active)
+        return super()._active_queries(self._query_input(x), active)
+
+    def _query_input(self, x: Tensor) -> Tensor:
+        """Return the input of the projection of queries: the latent of queries, or x [B, T, E] itself."""
+        if self.query_latent is None or self.query_latent_norm is None:
+            return x
+        return self.query_latent_norm(self.query_latent(x))
 
     def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the latents [B, 1, T, D_r + D_c], before positions, and values without channels."""

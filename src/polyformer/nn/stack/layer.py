@@ -20,6 +20,7 @@ from polyformer.nn.memory import Memory
 from polyformer.nn.stack.beside import AttentionBeside
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
+from polyformer.nn.stack.indexed import IndexedAttention, IndexedLatentAttention
 from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.multihead import MultiHeadAttention
 
@@ -105,6 +106,8 @@ class Layer(nn.Module):
 
     def attention_class(self, config: AttentionConfig, index: int) -> type[MultiHeadAttention]:
         """Return the class of an attention of this layer."""
+        if config.indexer is not None:
+            return IndexedAttention if config.latent is None else IndexedLatentAttention
         if config.latent is not None:
             return LatentAttention
         if config.beside is not None:

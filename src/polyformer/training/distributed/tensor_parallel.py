@@ -277,6 +277,8 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
             raise refuse(f"{option} {heads} does not divide by tensor {count}")
     if config.latent is not None:
         raise refuse("latent attention is not divided by heads")
+    if config.indexer is not None:
+        raise refuse("attention with an indexer is not divided by heads")
     if attention.global_attention is not None:
         raise refuse("global_projections are not divided by heads")
     if not isinstance(attention.mechanism, SoftmaxAttention):
