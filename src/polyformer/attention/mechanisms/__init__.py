@@ -9,11 +9,9 @@ from polyformer.attention.mechanisms.linformer import LinformerConfig
 from polyformer.attention.mechanisms.lsh import LSHConfig
 from polyformer.attention.mechanisms.memory_compressed import MemoryCompressedConfig
 from polyformer.attention.mechanisms.pair_weights import PairWeights, PairWeightsConfig
+from polyformer.attention.mechanisms.recurrence.delta import DeltaConfig, GatedDeltaConfig, KDAConfig
 from polyformer.attention.mechanisms.recurrence.members import (
-    DeltaConfig,
-    GatedDeltaConfig,
     GLAConfig,
-    KDAConfig,
     LinearAttentionConfig,
     RetentionConfig,
     SSDConfig,

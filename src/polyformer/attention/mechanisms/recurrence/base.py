@@ -353,8 +353,7 @@ def _writing_nothing_at_padding(scan: ScanInputs, context: Context) -> ScanInput
     if context.kv_valid is None:
         return scan
     padding = ~context.kv_valid[:, None, -scan.k.shape[2] :, None].bool()
-    names = "k", "v", "decay", "erase"
-    tables = {name: x for name in names if (x := getattr(scan, name)) is not None}
+    tables = {name: x for name, x in scan.tables().items() if name != "q"}
     return dataclasses.replace(scan, **{name: x.masked_fill(padding, 0) for name, x in tables.items()})
 
 

@@ -89,13 +89,13 @@ def _places(runs: Sequence[Run]) -> list[Run]:
 def _part(tokens: ScanInputs, run: Run, backwards: bool) -> ScanInputs:
     """Return the tokens of a run, in the order of the scan."""
 
-    def cut(x: Tensor | None, dim: int) -> Tensor | None:
-        x = None if x is None else x.narrow(dim, run[0], run[1] - run[0])
-        return x if x is None or not backwards else x.flip(dim)
+    def cut(x: Tensor, dim: int) -> Tensor:
+        x = x.narrow(dim, run[0], run[1] - run[0])
+        return x.flip(dim) if backwards else x
 
-    names = "q", "k", "v", "decay", "erase"
-    tables = {name: cut(getattr(tokens, name), 2) for name in names}
-    return dataclasses.replace(tokens, **tables, starts=cut(tokens.starts, 1))
+    tables = {name: cut(x, 2) for name, x in tokens.tables().items()}
+    starts = None if tokens.starts is None else cut(tokens.starts, 1)
+    return dataclasses.replace(tokens, **tables, starts=starts)
 
 
 def summary(part: ScanInputs, scan: Scan) -> Tensor:

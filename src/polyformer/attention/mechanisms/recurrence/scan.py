@@ -73,12 +73,12 @@ class ScanInputs:
         if starts is not None:
             # The token after the last token of a document starts the next document.
             starts = F.pad(starts[:, 1:], (0, 1), value=True).flip(1)
-        tokens = {name: x.flip(2) for name, x in self._tokens().items()}
+        tokens = {name: x.flip(2) for name, x in self.tables().items()}
         return dataclasses.replace(self, **tokens, starts=starts)
 
     def split(self, length: int) -> "list[ScanInputs]":
         """Return runs of at most `length` tokens."""
-        tokens = {name: x.split(length, 2) for name, x in self._tokens().items()}
+        tokens = {name: x.split(length, 2) for name, x in self.tables().items()}
         if self.starts is not None:
             tokens["starts"] = self.starts.split(length, 1)
         count = len(tokens["q"])
@@ -90,14 +90,13 @@ class ScanInputs:
         """Return the tokens with `count` more at the end that write and erase nothing."""
         if not count:
             return self
-        tokens = {name: F.pad(x, (0, 0, 0, count)) for name, x in self._tokens().items()}
+        tokens = {name: F.pad(x, (0, 0, 0, count)) for name, x in self.tables().items()}
         starts = None if self.starts is None else F.pad(self.starts, (0, count))
         return dataclasses.replace(self, **tokens, starts=starts)
 
-    def _tokens(self) -> dict[str, Tensor]:
+    def tables(self) -> dict[str, Tensor]:
         """Return the tables [B, H, T, ...] by name."""
-        names = "q", "k", "v", "decay", "erase"
-        return {name: x for name in names if (x := getattr(self, name)) is not None}
+        return {name: x for name, x in vars(self).items() if x is not None and name != "starts"}
 
 
 def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
