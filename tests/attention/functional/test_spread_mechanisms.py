@@ -30,6 +30,7 @@ def few_tokens() -> None:
     linformer = {"kind": "linformer", "max_length": 8, "k": 4}
     own = [{"kind": kind, "features": 4} for kind in ("performer", "rfa")]
     own += [{"kind": kind} for kind in ("linear", "gla", "gated_delta")]
+    own.append({"kind": "delta", "steps": 2})
     projections = [{**linformer, "projection": name} for name in PROJECTIONS]
     for config in (*own, *projections):
         check_mechanism(MechanismConfig.from_dict(config), 3)

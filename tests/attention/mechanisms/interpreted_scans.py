@@ -95,7 +95,7 @@ def scans(channels: int, erases: bool) -> Iterator[dict[str, Any]]:
 
 def members(kind: str) -> Iterator[dict[str, Any]]:
     """A mechanism as decoder and encoder, with documents and padding, and its next token."""
-    config = MechanismConfig.from_dict({"kind": kind})
+    config = MechanismConfig.from_dict(kind)
     module = config.build(HEADS, KEY)
     for causal in (True, False):
         length, inputs = 19, [normal(BATCH, HEADS, 19, KEY) for _ in range(3)]

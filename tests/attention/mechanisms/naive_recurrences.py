@@ -65,6 +65,28 @@ def scan(
     return y
 
 
+def steps_scan(
+    q: Array,
+    k: Array,
+    v: Array,
+    documents: list[list[int]],
+    causal: bool,
+    decay: Array | None,
+    erase: Array,
+) -> Array:
+    """S = a S once, then S = S - b k (k^T S - v^T) for each step: k [n, T, D], v [n, T, Dv], b [T, n]."""
+    y = np.zeros_like(v[0])
+    for tokens in documents:
+        for order in (tokens,) if causal else (tokens, tokens[::-1]):
+            state = np.zeros((k.shape[2], v.shape[2]))
+            for t in order:
+                state = state if decay is None else np.exp(decay[t])[:, None] * state
+                for i in range(len(k)):
+                    state = state - erase[t, i] * np.outer(k[i, t], k[i, t] @ state - v[i, t])
+                y[t] += q[t] @ state
+    return y
+
+
 def performer(q: Array, k: Array, v: Array, allowed: Mask, w: Array, features: str, floor: float) -> Array:
     """y_i = sum_j (phi(q_i') . phi(k_j')) v_j / sum_j phi(q_i') . phi(k_j'), x' = x / D^(1/4)."""
     count = len(w)

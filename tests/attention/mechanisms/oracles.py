@@ -215,8 +215,33 @@ def gated_convolution(config: Any, head: Head) -> Array:
     return y
 
 
+def delta_product(config: Any, head: Head) -> Array:
+    """Several steps for each token; heads of keys and values without steps belong to all steps."""
+    module, number, n = head.module, head.number, config.steps
+    tables = [head.q, *[head.k] * n, *[head.v] * n]
+    if config.short_convolution is not None:
+        taps = array(module.taps)[:, :, number]
+        tables = [
+            recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in enumerate(tables)
+        ]
+    q, k, v = (
+        recurrent.unit(tables[0]),
+        recurrent.unit(np.array(tables[1 : n + 1])),
+        np.array(tables[n + 1 :]),
+    )
+    erase, decay = recurrent.sigmoid(own_gate(head, "erase")) * (2 if config.reflect else 1), None
+    if config.kind == "gated_delta":
+        rate, bias = (array(x)[number] for x in (module.log_rate, module.bias))
+        decay = -np.exp(rate) * recurrent.softplus(own_gate(head, "decay") + bias)
+    y = recurrent.steps_scan(q * WIDTH**-0.5, k, v, head.documents, head.causal, decay, erase)
+    y = recurrent.rms_norm(y, array(module.norm.weight))
+    return y * recurrent.silu(own_gate(head, "output")) if config.output_gate else y
+
+
 def recurrence(config: Any, head: Head) -> Array:
     """The scan of a member's keys, values and gates, with the norm and the gate of its output."""
+    if getattr(config, "steps", 1) > 1:
+        return delta_product(config, head)
     module, number = head.module, head.number
     q, k, v = convolved(config, head)
     decay = erase = None

@@ -25,7 +25,7 @@ from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_
 from registered import nightly
 
 SCRIPT = Path(__file__).with_name("interpreted_scans.py")
-MEMBERS = "linear", "retention", "gla", "ssd", "delta", "gated_delta", "kda"
+MEMBERS = "linear", "retention", "gla", "ssd", "delta", "gated_delta", "kda", "gated_delta(steps=2)"
 
 
 def tokens(

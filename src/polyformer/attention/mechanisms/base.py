@@ -109,6 +109,7 @@ class ProjectedHeads:
     """The numbers of heads of queries, keys and values that a layer projects, and their channels.
 
     own: whether they differ from the stack's, so that norms and positions of the stack do not fit them.
+    steps: heads of values for a head of outputs.
     """
 
     queries: int
@@ -117,6 +118,7 @@ class ProjectedHeads:
     key_size: int
     value_size: int
     own: bool = False
+    steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,7 @@ class MultiHeadAttention(nn.Module):
         shared = mechanism.shares_queries
         self.key = None if shared else Linear(hidden_size, inner_kv, bias=config.has_bias("key"))
         self.value = Linear(hidden_size, inner_values, bias=config.has_bias("value"))
-        width = inner_values if heads.own else inner
+        width = inner_values // heads.steps if heads.own else inner
         self.output = Linear(width, hidden_size, bias=config.has_bias("output"))
         widths = (inner, inner_kv) if config.qk_norm_of == "projection" else (self.head_size,) * 2
         norm = None if heads.own else config.qk_norm

@@ -15,6 +15,7 @@ stack do not change them.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
@@ -32,7 +33,7 @@ from polyformer.attention.mechanisms.base import (
     check_head_size,
 )
 from polyformer.attention.mechanisms.recurrence.context_parallel import spread_convolution, spread_scan
-from polyformer.attention.mechanisms.recurrence.fused_scan import chosen_scan, explained
+from polyformer.attention.mechanisms.recurrence.fused_scan import Scan, chosen_scan, explained
 from polyformer.attention.mechanisms.recurrence.scan import SEGMENT, ScanInputs
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
@@ -65,11 +66,6 @@ class RecurrentHeadsConfig(Config):
             raise InputError(
                 f"key_heads: expected a divisor of the {self.value_heads} value_heads, got {self.key_heads}"
             )
-
-    @property
-    def channels(self) -> int:
-        """Return the channels of queries, keys and values together."""
-        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,8 +111,15 @@ class RecurrenceConfig(MechanismConfig):
         )
         after = own.key_size if "erase" in self.gates else 1
         states = own.value_heads * own.key_size * (own.value_size + self.extra_values + after)
-        edges = 2 * ((self.short_convolution or 1) - 1) * own.channels
+        edges = 2 * ((self.short_convolution or 1) - 1) * math.prod(self.channels(heads, width))
         return states * (1 if causal else 2) + edges
+
+    def channels(self, num_heads: int, head_size: int) -> tuple[int, ...]:
+        """Return the shape of the channels of queries, keys and values together."""
+        heads = self.projected_heads(num_heads, num_heads, head_size)
+        if self.heads is None:
+            return (heads.queries + heads.keys + heads.values) // num_heads, num_heads, head_size
+        return ((heads.queries + heads.keys) * heads.key_size + heads.values * heads.value_size,)
 
     def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> ProjectedHeads:
         """Return the layer's own heads, or those of the stack."""
@@ -149,10 +152,9 @@ class Recurrence(Mechanism):
     def __init__(self, config: RecurrenceConfig, num_heads: int, head_size: int):
         super().__init__()
         check_head_size(head_size)
-        self.config, heads, shape = config, config.heads, (3, num_heads, head_size)
+        self.config, heads, shape = config, config.heads, config.channels(num_heads, head_size)
         self.num_heads, self.key_size, self.head_size = num_heads, head_size, head_size
         if heads is not None:
-            shape = (heads.channels,)
             self.num_heads, self.key_size, self.head_size = (
                 heads.value_heads,
                 heads.key_size,
@@ -208,7 +210,7 @@ class Recurrence(Mechanism):
                 q = F.pad(q, (0, 0, k.shape[2] - queries, 0))
             table = self._gates(k, *gates)
             if self.config.heads is None:  # every head has taps of its keys
-                k, v = for_heads(k, self.num_heads), for_heads(v, self.num_heads)
+                k, v = self.for_heads(k), self.for_heads(v)
             if context.shard is not None:
                 return self._spread((q, k, v), table, context, dtype), None
             outputs = []
@@ -239,6 +241,14 @@ class Recurrence(Mechanism):
             self._record(scan, context, past, context.q_len)
         y, matrix = self._scan(scan, context, past.matrix, dtype)
         return self.output(y, v, table), RecurrentState(matrix, tokens, docs)
+
+    def for_heads(self, x: Tensor) -> Tensor:
+        """Return keys or values of the stack's key heads [B, h, T, D] for every head."""
+        return for_heads(x, self.num_heads)
+
+    def chosen_scan(self, tokens: ScanInputs, dtype: torch.dtype) -> Scan:
+        """Return the function that computes a scan, for a model in `dtype`."""
+        return chosen_scan(self.config.backend, tokens, dtype)
 
     def per_head(self, gate: Tensor) -> Tensor:
         """Return a gate [B, T, H c] by heads, [B, H, T, c]."""
@@ -303,7 +313,7 @@ class Recurrence(Mechanism):
             heads = self._activated(y, heads)
         q, k, v = heads
         tokens = _writing_nothing_at_padding(self.inputs(q, k, v, table), context)
-        y = spread_scan(tokens, context, chosen_scan(self.config.backend, tokens, dtype), edges)
+        y = spread_scan(tokens, context, self.chosen_scan(tokens, dtype), edges)
         return _without_padding(self.output(y, v, table).to(dtype), context)
 
     def _masked(self, scan: ScanInputs, context: Context, past: RecurrentState) -> ScanInputs:
@@ -321,18 +331,17 @@ class Recurrence(Mechanism):
     def explained(self) -> str:
         """Return which function computes the scan on the device of the parameters, and the reason."""
         like = next(self.parameters(), torch.empty(0))
-        q, k, v = (
-            like.new_zeros(1, self.num_heads, 2, width)
-            for width in (self.key_size, self.key_size, self.head_size)
-        )
-        return explained(self.config.backend, self.inputs(q, k, v, self._gates(k)))
+        sizes = self.key_size, self.key_size, self.head_size
+        q, k, v = (like.new_zeros(1, self.num_heads, 2, width) for width in sizes)
+        tokens = self.inputs(q, self.for_heads(k), self.for_heads(v), self._gates(k))
+        return explained(self.config.backend, tokens)
 
     def _scan(
         self, scan: ScanInputs, context: Context, matrix: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, H, T, Dv] and the next matrix; in an encoder of both directions."""
-        run = chosen_scan(self.config.backend, scan, dtype)
-        empty = scan.k.new_zeros(*scan.v.shape[:2], scan.k.shape[3], scan.v.shape[3])
+        run = self.chosen_scan(scan, dtype)
+        empty = scan.k.new_zeros(*scan.v.shape[:2], scan.k.shape[-1], scan.v.shape[-1])
         y, matrix = run(scan, empty if matrix is None else matrix)
         if not context.causal:
             back, _ = run(scan.reversed(), empty)
@@ -353,8 +362,12 @@ def _writing_nothing_at_padding(scan: ScanInputs, context: Context) -> ScanInput
     if context.kv_valid is None:
         return scan
     padding = ~context.kv_valid[:, None, -scan.k.shape[2] :, None].bool()
-    tables = {name: x for name, x in scan.tables().items() if name != "q"}
-    return dataclasses.replace(scan, **{name: x.masked_fill(padding, 0) for name, x in tables.items()})
+    masked = {
+        name: x.masked_fill(padding if x.dim() == padding.dim() else padding.unsqueeze(-1), 0)
+        for name, x in scan.tables().items()
+        if name != "q"
+    }
+    return dataclasses.replace(scan, **masked)
 
 
 def _without_padding(y: Tensor, context: Context) -> Tensor:

@@ -72,7 +72,7 @@ def _in_direction(
     for part, run in zip(parts, shard.local_runs):
         before = order[: order.index(runs.index(run))]
         state = combine([summaries[index] for index in before], part)
-        y = scan(part, state)[0] if part.v.shape[2] else part.v
+        y = scan(part, state)[0] if part.v.shape[2] else part.v.flatten(2, -2)
         outs.append(y.flip(2) if backwards else y)
     return anchored(torch.cat(outs, 2), gathered), gathered
 
@@ -103,11 +103,12 @@ def summary(part: ScanInputs, scan: Scan) -> Tensor:
     column with the delta rule, [B, H, D, Dv + D]."""
     size = part.k.shape[-1]
     # The state after no tokens, which still depends on them, so that every process has a graph.
-    empty = part.by_heads().k[:, :, :0].mT @ part.v[:, :, :0]
+    keys, values = (x[:, :, :0].flatten(2, -2) for x in (part.by_heads().k, part.v))
+    empty = keys.mT @ values
     if part.erase is not None:
         # M is the state after the run from the unit matrix, without values.
         unit = torch.eye(size, dtype=empty.dtype, device=empty.device).expand(*empty.shape[:2], -1, -1)
-        values = torch.cat([part.v, part.v.new_zeros(*part.v.shape[:3], size)], -1)
+        values = torch.cat([part.v, part.v.new_zeros(*part.v.shape[:-1], size)], -1)
         state = torch.cat([empty, unit], -1)
         return scan(dataclasses.replace(part, v=values), state)[1] if part.v.shape[2] else state
     kept = empty.new_ones(*empty.shape[:3], 1)

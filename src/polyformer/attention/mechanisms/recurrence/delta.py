@@ -11,7 +11,7 @@
                   q, k = unit(q), unit(k)        output = RMSNorm(y) sigmoid(x_t U_1 U_2 + d)
 
 x is the input of the layer, z its output gate, and unit(x) = x / sqrt(|x|^2 + 1e-6). Each member supplies the
-inputs of one `scan`.
+inputs of one `scan`. `delta` and `gated_delta` may take several steps for each token (`steps`).
 """
 
 import dataclasses
@@ -21,48 +21,118 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyformer.attention.functional.isolation import for_heads
+from polyformer.attention.mechanisms.base import ProjectedHeads
 from polyformer.attention.mechanisms.recurrence.base import (
     Recurrence,
     RecurrenceConfig,
+    RecurrentState,
     inverse_softplus,
     unit,
 )
+from polyformer.attention.mechanisms.recurrence.fused_scan import Scan
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
+from polyformer.attention.mechanisms.recurrence.steps import StepInputs, step_recurrence, step_scan
+from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
+from polyformer.core.sequence.context import Context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeltaConfig(RecurrenceConfig):
-    """DeltaNet: the value of a key is replaced instead of added to.
+class StepsConfig(RecurrenceConfig):
+    """Options of members that may take several steps for each token.
 
-    With b_t = 1 the state returns exactly v_t for k_t. q, k and v pass a short convolution first. b_t up to 2
-    (`reflect`) lets the state turn a direction around, which tracking a parity needs (Grazzi et al. 2025).
-    The rule is of Schlag et al. 2021, section 4.2.
-
-    `reflect`: b from 0 to 2 instead of 0 to 1.
+    `reflect`: b from 0 to 2 instead of 0 to 1. `steps`: n; every step has its own keys, values and b.
     """
 
     short_convolution: PositiveInt | None = 4
     reflect: bool = False
+    steps: PositiveInt = 1
+
+    gates: ClassVar[tuple[str, ...]] = ("erase",)
+
+    def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
+        """Return the gates, with a number b per head and step."""
+        sizes = super().gate_sizes(num_heads, head_size)
+        return {**sizes, "erase": sizes["erase"] * self.steps}
+
+    def projected_heads(self, num_heads: int, kv_heads: int, head_size: int) -> ProjectedHeads:
+        """Return the heads of the keys and values of all steps."""
+        heads = super().projected_heads(num_heads, kv_heads, head_size)
+        if self.steps == 1:
+            return heads
+        keys = heads.keys if heads.own else num_heads
+        values = heads.values if heads.own else num_heads
+        return dataclasses.replace(
+            heads, keys=keys * self.steps, values=values * self.steps, steps=self.steps
+        )
+
+
+class Steps(Recurrence):
+    """A recurrence of the delta rule with several steps for each token, next to the class of its gates.
+
+    Keys [B, n H, T, D] and values [B, n H, T, Dv] have the heads of all steps, the first step first. Keys and
+    values of fewer heads belong to all steps.
+    """
+
+    config: StepsConfig
+
+    def for_heads(self, x: Tensor) -> Tensor:
+        """Return keys or values for every head of all steps."""
+        steps = self.config.steps
+        if x.shape[1] == steps * self.num_heads:
+            return x
+        return for_heads(x, self.num_heads).repeat(1, steps, 1, 1)
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
+        """Return the inputs by steps."""
+        return StepInputs.of(super().inputs(q, k, v, gates), self.config.steps)
+
+    def chosen_scan(self, tokens: ScanInputs, dtype: torch.dtype) -> Scan:
+        """Return the function that computes a scan, for a model in `dtype`."""
+        if self.config.backend == "definition":
+            return step_recurrence
+        return step_scan(super().chosen_scan(tokens, dtype))
+
+    def _record(self, scan: ScanInputs, context: Context, past: RecurrentState, queries: int) -> None:
+        """Raise `InputError`: there is no weight of a token."""
+        raise InputError(
+            "output_attentions: a token of several steps has a value for each of them, so that no single "
+            "weight says how much of it an output has; set steps to 1"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaConfig(StepsConfig):
+    """DeltaNet: the value of a key is replaced instead of added to.
+
+    With b_t = 1 the state returns exactly v_t for k_t. q, k and v pass a short convolution first. b_t up to 2
+    (`reflect`) lets the state turn a direction around, which tracking a parity needs (Grazzi et al. 2025).
+    The rule is of Schlag et al. 2021, section 4.2. With several `steps` it is DeltaProduct (Siems et al.
+    2025).
+    """
 
     kind: ClassVar[str] = "delta"
     paper: ClassVar[str] = "Yang et al. 2024 (DeltaNet), section 3"
-    gates: ClassVar[tuple[str, ...]] = ("erase",)
 
     def build(self, num_heads: int, head_size: int) -> "Delta":
         """Return the module with short convolutions and an output norm."""
-        return Delta(self, num_heads, head_size)
+        return (Delta if self.steps == 1 else DeltaProduct)(self, num_heads, head_size)
 
     @classmethod
     def examples(cls) -> tuple["DeltaConfig", ...]:
-        """Return the default, and a config with reflections and without convolutions."""
-        return cls(), cls(reflect=True, short_convolution=None)
+        """Return the default, and reflections without convolutions, with one step and with two."""
+        return (
+            cls(),
+            cls(reflect=True, short_convolution=None),
+            cls(reflect=True, short_convolution=None, steps=2),
+        )
 
 
 class Delta(Recurrence):
     """The scan of unit keys, with the gate b."""
 
-    config: DeltaConfig
+    config: StepsConfig
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return unit queries and keys, and b."""
@@ -71,16 +141,18 @@ class Delta(Recurrence):
         return ScanInputs(q * self.key_size**-0.5, k, v, erase=erase)
 
 
+class DeltaProduct(Steps, Delta):
+    """The scan of unit keys, with the gate b and several steps for each token."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedDeltaConfig(RecurrenceConfig):
+class GatedDeltaConfig(StepsConfig):
     """Gated DeltaNet: a decay per token and head, and the delta rule.
 
     A and c are learned per head. q, k and v pass a short convolution first. The decay clears the state at
     once, the delta rule changes one value (equation 10). Qwen3-Next has layers of this kind, with fewer heads
-    of queries and keys (`heads`).
+    of queries and keys (`heads`). With several `steps` it is Gated DeltaProduct (Siems et al. 2025).
     """
-
-    short_convolution: PositiveInt | None = 4
 
     kind: ClassVar[str] = "gated_delta"
     paper: ClassVar[str] = "Yang et al. 2025 (Gated DeltaNet), section 3"
@@ -89,13 +161,16 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     def build(self, num_heads: int, head_size: int) -> "GatedDelta":
         """Return the module with A, c, short convolutions and an output norm."""
-        return GatedDelta(self, num_heads, head_size)
+        return (GatedDelta if self.steps == 1 else GatedDeltaProduct)(self, num_heads, head_size)
+
+    @classmethod
+    def examples(cls) -> tuple["GatedDeltaConfig", ...]:
+        """Return the default, and three steps of reflections."""
+        return cls(), cls(reflect=True, short_convolution=3, steps=3)
 
 
-class GatedDelta(Recurrence):
+class GatedDelta(Delta):
     """The scan of unit keys, with the gate b and the decay log a."""
-
-    config: GatedDeltaConfig
 
     def __init__(self, config: GatedDeltaConfig, num_heads: int, head_size: int):
         super().__init__(config, num_heads, head_size)
@@ -104,11 +179,13 @@ class GatedDelta(Recurrence):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return unit queries and keys, and both gates."""
-        erase = self.per_head(gates["erase"]).sigmoid()
         rate, bias = (x.to(q.dtype).view(-1, 1, 1) for x in (self.log_rate, self.bias))
         decay = -rate.exp() * F.softplus(self.per_head(gates["decay"]) + bias)
-        q, k = (unit(x) for x in (q, k))
-        return ScanInputs(q * self.key_size**-0.5, k, v, decay, erase)
+        return dataclasses.replace(super().inputs(q, k, v, gates), decay=decay)
+
+
+class GatedDeltaProduct(Steps, GatedDelta):
+    """The scan of unit keys, with both gates and several steps for each token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
