@@ -164,7 +164,7 @@ def guarded(forward: Forward) -> Forward:
         if context.shard is not None:  # all processes must take the same steps, whatever their values are
             return forward(self, q, k, v, context, state, position, *gates)
         if not q.shape[0] or not q.shape[2]:  # the state does not change: there are no new tokens
-            return empty(q, k, v), state
+            return self.empty_output(q, k, v), state
         if is_unreadable_device(q):
             q, k, v = _without_padding(q, k, v, context)
             return forward(self, q, k, v, context, state, position, *gates)
@@ -186,7 +186,7 @@ def guarded(forward: Forward) -> Forward:
         unrecorded = recorded() if recording() else contextlib.nullcontext()  # hides the second run
         with torch.no_grad(), collect_auxiliary_losses(), unrecorded:
             scores = None if position is None else _Scores(position)
-            seen, _ = forward(self, q, k, probe, context, None, scores, *gates)
+            seen, _ = forward(self.probe(), q, k, probe, context, None, scores, *gates)
         sees_bad = (seen != 0).any(-1, keepdim=True)
         return y.masked_fill(for_heads(bad_queries, y.shape[1]) | sees_bad, torch.nan), None
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from polyformer.attention.functional.isolation import empty
 from polyformer.attention.functional.parts import RotatedPart
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns.base import Pattern, ScoreMod
@@ -265,6 +266,17 @@ class Mechanism(nn.Module):
 
     def share_parameters(self, first: "Mechanism") -> None:
         """Share parameters with the stack's `first` layer, if layers of this member share any."""
+
+    def empty_output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output [B, H, Tq, Dv] of a call without rows or queries; all gradients are zeros."""
+        return empty(q, k, v)
+
+    def probe(self) -> "Mechanism":
+        """Return a module whose output for a query is 0 just where it reads only values of 0.
+
+        The module itself by default. The isolation of values that are not finite runs it.
+        """
+        return self
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with space for `reserve` tokens; None if there is none."""

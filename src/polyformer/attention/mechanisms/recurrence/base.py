@@ -78,7 +78,8 @@ class RecurrenceConfig(MechanismConfig):
     one token after another.
 
     Class attributes: `gates`, the names of gates with a number per head; `output_gate`, whether z exists;
-    `output_norm`, whether heads are normed; `extra_values`, columns of the state besides the values.
+    `output_norm`, whether heads are normed; `erases`, see `ScanInputs.erases`; `extra_values`, columns of the
+    state besides the values.
     """
 
     short_convolution: PositiveInt | None = None
@@ -95,6 +96,7 @@ class RecurrenceConfig(MechanismConfig):
     gates: ClassVar[tuple[str, ...]] = ()
     output_gate: ClassVar[bool] = False
     output_norm: ClassVar[bool] = True
+    erases: ClassVar[bool] = False
     extra_values: ClassVar[int] = 0
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
@@ -109,7 +111,7 @@ class RecurrenceConfig(MechanismConfig):
         own = self.heads or RecurrentHeadsConfig(
             key_heads=heads, value_heads=heads, key_size=width, value_size=width
         )
-        after = own.key_size if "erase" in self.gates else 1
+        after = own.key_size if self.erases else 1
         states = own.value_heads * own.key_size * (own.value_size + self.extra_values + after)
         edges = 2 * ((self.short_convolution or 1) - 1) * math.prod(self.channels(heads, width))
         return states * (1 if causal else 2) + edges
@@ -176,8 +178,8 @@ class Recurrence(Mechanism):
         """Return the inputs of the scan from q, k, v [B, H, T, D] and gates [B, T, C]."""
         raise NotImplementedError
 
-    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
-        """Return the output of the heads [B, H, T, D], given the scan's y and the values."""
+    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor], scan: ScanInputs) -> Tensor:
+        """Return the output of the heads [B, H, T, D], given the scan with its outputs y, and the values."""
         if self.norm is not None:
             y = F.rms_norm(y, (self.head_size,), self.norm.weight.to(y.dtype), self.norm.eps)
         return self.gated(y, gates)
@@ -240,7 +242,7 @@ class Recurrence(Mechanism):
         if recording():
             self._record(scan, context, past, context.q_len)
         y, matrix = self._scan(scan, context, past.matrix, dtype)
-        return self.output(y, v, table), RecurrentState(matrix, tokens, docs)
+        return self.output(y, v, table, scan), RecurrentState(matrix, tokens, docs)
 
     def for_heads(self, x: Tensor) -> Tensor:
         """Return keys or values of the stack's key heads [B, h, T, D] for every head."""
@@ -296,6 +298,10 @@ class Recurrence(Mechanism):
     def _activated(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the results [B, T, C] of the convolutions in the form of `heads`, after bias and SiLU."""
         y = F.silu(y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten())
+        return self._as_heads(y, heads)
+
+    def _as_heads(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return tables side by side [B, T, C] in the form of `heads`."""
         tables = [x.transpose(1, 2) for x in heads]
         parts = y.split([table.shape[2] * table.shape[3] for table in tables], 2)
         return tuple(part.view(table.shape).transpose(1, 2) for part, table in zip(parts, tables))
@@ -314,7 +320,7 @@ class Recurrence(Mechanism):
         q, k, v = heads
         tokens = _writing_nothing_at_padding(self.inputs(q, k, v, table), context)
         y = spread_scan(tokens, context, self.chosen_scan(tokens, dtype), edges)
-        return _without_padding(self.output(y, v, table).to(dtype), context)
+        return _without_padding(self.output(y, v, table, tokens).to(dtype), context)
 
     def _masked(self, scan: ScanInputs, context: Context, past: RecurrentState) -> ScanInputs:
         """Return the inputs with padding that changes no state, and with the starts of documents."""
@@ -346,7 +352,7 @@ class Recurrence(Mechanism):
         if not context.causal:
             back, _ = run(scan.reversed(), empty)
             y = y + back.flip(2)
-            if scan.erase is None:
+            if not scan.erases:
                 scan = scan.by_heads()
                 y = y - (scan.q * scan.k).sum(-1, keepdim=True) * scan.v
         return y, matrix

@@ -42,7 +42,7 @@ def spread_scan(tokens: ScanInputs, context: Context, scan: Scan, earlier: Tenso
     backward = dataclasses.replace(tokens, starts=_starts(context, shard, rows, True))
     back, _ = _in_direction(backward, shard, scan, True, gathered)
     y = y + back
-    if tokens.erase is None:  # the token itself counts once
+    if not tokens.erases:  # the token itself counts once
         tokens = tokens.by_heads()
         y = y - (tokens.q * tokens.k).sum(-1, keepdim=True) * tokens.v
     return y
@@ -105,7 +105,7 @@ def summary(part: ScanInputs, scan: Scan) -> Tensor:
     # The state after no tokens, which still depends on them, so that every process has a graph.
     keys, values = (x[:, :, :0].flatten(2, -2) for x in (part.by_heads().k, part.v))
     empty = keys.mT @ values
-    if part.erase is not None:
+    if part.erases:
         # M is the state after the run from the unit matrix, without values.
         unit = torch.eye(size, dtype=empty.dtype, device=empty.device).expand(*empty.shape[:2], -1, -1)
         values = torch.cat([part.v, part.v.new_zeros(*part.v.shape[:-1], size)], -1)
@@ -127,7 +127,7 @@ def combine(summaries: Sequence[Tensor], part: ScanInputs) -> Tensor:
     state = part.v.new_zeros(*part.v.shape[:2], part.k.shape[-1], width)
     for each in summaries:
         result, left = each[..., :width], each[..., width:]
-        state = result + (left * state if part.erase is None else left @ state)
+        state = result + (left @ state if part.erases else left * state)
     return state
 
 

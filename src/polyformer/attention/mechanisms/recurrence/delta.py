@@ -50,6 +50,7 @@ class StepsConfig(RecurrenceConfig):
     steps: PositiveInt = 1
 
     gates: ClassVar[tuple[str, ...]] = ("erase",)
+    erases: ClassVar[bool] = True
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """Return the gates, with a number b per head and step."""
@@ -93,6 +94,10 @@ class Steps(Recurrence):
         if self.config.backend == "definition":
             return step_recurrence
         return step_scan(super().chosen_scan(tokens, dtype))
+
+    def empty_output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Mechanism.empty_output`; the values have more heads than the output."""
+        return super().empty_output(q, k, v[:, : self.num_heads])
 
     def _record(self, scan: ScanInputs, context: Context, past: RecurrentState, queries: int) -> None:
         """Raise `InputError`: there is no weight of a token."""
@@ -202,6 +207,7 @@ class KDAConfig(RecurrenceConfig):
     kind: ClassVar[str] = "kda"
     paper: ClassVar[str] = "Kimi Team 2025 (Kimi Linear), section 3"
     gates: ClassVar[tuple[str, ...]] = ("erase",)
+    erases: ClassVar[bool] = True
 
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """Return the ranks, which all heads share, and b."""

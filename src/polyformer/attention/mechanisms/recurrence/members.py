@@ -61,7 +61,7 @@ class LinearAttention(Recurrence):
         """Return phi(q), phi(k) and [v, 1]."""
         return ScanInputs(F.elu(q) + 1, F.elu(k) + 1, F.pad(v, (0, 1), value=1.0))
 
-    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor], scan: ScanInputs) -> Tensor:
         """Return numerators over denominators; zeros for a query without keys, as both are 0."""
         total = y[..., -1:]
         return y[..., :-1] / torch.where(total > 0, total, 1)
@@ -215,7 +215,7 @@ class SSD(Recurrence):
             step = step.clamp(self.config.min_step, self.config.max_step)
         return ScanInputs(q, k, v * step, -rate.exp() * step)
 
-    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor], scan: ScanInputs) -> Tensor:
         """Return the norm of (y + r v) silu(z) over the heads of each group."""
         return self.normed(self.gated(self.with_residual(y, v), gates))
 
@@ -264,9 +264,9 @@ class VariedSSD(SSD):
             )
         return super().forward(q, k, v, context, state, position, *gates)
 
-    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+    def output(self, y: Tensor, v: Tensor, gates: dict[str, Tensor], scan: ScanInputs) -> Tensor:
         """Return norm(y + r v) silu(z), (y + r v) silu(z) without a norm, or the norm of that as in `SSD`."""
         if self.config.norm_of == "gated":
-            return super().output(y, v, gates)
+            return super().output(y, v, gates, scan)
         y = self.with_residual(y, v)
         return self.gated(y if self.norm is None else self.normed(y), gates)

@@ -25,7 +25,7 @@ many again for the triangular system with b.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +61,11 @@ class ScanInputs:
     decay: Tensor | None = None
     erase: Tensor | None = None
     starts: Tensor | None = None
+
+    @property
+    def erases(self) -> bool:
+        """Return whether a token erases a part of the state that depends on its key."""
+        return self.erase is not None
 
     def by_heads(self) -> "ScanInputs":
         """Return the tokens with the queries and keys of every head."""
@@ -118,13 +123,17 @@ def recurrence(tokens: ScanInputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 def chunked_scan(tokens: ScanInputs, state: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the same as `recurrence`, in chunks of `size` tokens, a power of 2."""
-    length = tokens.q.shape[2]
-    size = size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
-    if length == 1:
+    if tokens.q.shape[2] == 1:
         return recurrence(tokens, state)
     per_head = tokens.decay is None or tokens.decay.shape[-1] == 1
-    scan = _scan_by_groups if per_head else _scan_by_channels
-    outputs = []
+    return by_segments(_scan_by_groups if per_head else _scan_by_channels, tokens, state, size)
+
+
+def by_segments(
+    scan: Callable[..., tuple[Tensor, Tensor]], tokens: ScanInputs, state: Tensor, size: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last state, by `scan` of whole chunks of `size` tokens, a power of 2."""
+    outputs, size = [], size or (CHUNK if tokens.q.is_cpu else GPU_CHUNK)
     for segment in tokens.split(max(size, SEGMENT)) if tokens.q.is_cpu else [tokens]:
         # Few tokens need no more than the next power of 2.
         count = segment.q.shape[2]
@@ -159,7 +168,7 @@ def _scan_by_groups(tokens: ScanInputs, state: Tensor, size: int) -> tuple[Tenso
         kept = _product(total.exp(), kept)
     readers, inverse, rates = q, None, None
     if erase is not None:
-        inverse = _unit_inverse(erase * weights * (k @ k.mT).unsqueeze(2))
+        inverse = unit_inverse(erase * weights * (k @ k.mT).unsqueeze(2))
         readers, rates, v = torch.cat([q, k], 3), _product(erase, read), erase * v
     pairs = weights * (q @ k.mT).unsqueeze(2)
     tables = readers, k, pairs, inverse, v, rates, read, write, kept
@@ -204,7 +213,7 @@ def allowed_pairs(starts: Tensor | None, size: int, v: Tensor) -> tuple[Tensor, 
     return allowed & (document == document.mT), document == 0, document == document[..., -1:, :]
 
 
-def _unit_inverse(a: Tensor) -> Tensor:
+def unit_inverse(a: Tensor) -> Tensor:
     """Return (1 + A)^-1 for the strict lower triangle A of a [..., C, C]; the rest is not read."""
     unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
     return torch.linalg.solve_triangular(a, unit, upper=False, unitriangular=True)
@@ -253,7 +262,7 @@ class Chunks:
         if tokens.erase is not None:
             # u + A u = b (v - before S)
             erase = tokens.erase.unflatten(2, (-1, size))
-            inverse = _unit_inverse(erase * products_by_halves(k, k, sums).masked_fill(~allowed, 0))
+            inverse = unit_inverse(erase * products_by_halves(k, k, sums).masked_fill(~allowed, 0))
             v, erased = inverse @ (erase * v), inverse @ (erase * before)
         return Chunks(query, pairs, key, v, erased, kept)
 
