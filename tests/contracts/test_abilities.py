@@ -98,7 +98,7 @@ def use_memory(part: MechanismConfig) -> None:
 REFUSALS = {
     **{
         kind: {"supports_score_bias", "supports_recurrence"}
-        for kind in ("delta", "gated_delta", "gla", "kda", "linear", "retention", "ssd")
+        for kind in ("delta", "gated_delta", "gla", "kda", "linear", "retention", "rwkv7", "ssd")
     },
     "gated_convolution": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
     "cope": {"supports_context_parallel"},

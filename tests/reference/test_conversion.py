@@ -79,7 +79,11 @@ OTHERS = {
     "sinkhorn": "its sorting networks are new",
     "sort_cut": "its sorting networks are new",
     **dict.fromkeys(
-        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "sigmoid", "ssd"),
+        ("delta", "gated_convolution", "gated_delta", "gla", "kda", "linear", "retention", "rwkv7"),
+        "it has no softmax",
+    ),
+    **dict.fromkeys(
+        ("sigmoid", "ssd"),
         "it has no softmax",
     ),
 }

@@ -22,7 +22,7 @@ def all_mechanisms() -> None:
             kinds.add(config.kind)
             check_mechanism(config, LENGTH)
     assert {"softmax", "performer", "rfa", "alternate", "adaptive_span", "linformer"} <= kinds
-    assert {"linear", "retention", "gla", "ssd", "delta", "gated_delta", "kda"} <= kinds
+    assert {"linear", "retention", "gla", "ssd", "delta", "gated_delta", "kda", "rwkv7"} <= kinds
 
 
 def few_tokens() -> None:
@@ -30,7 +30,7 @@ def few_tokens() -> None:
     linformer = {"kind": "linformer", "max_length": 8, "k": 4}
     own = [{"kind": kind, "features": 4} for kind in ("performer", "rfa")]
     own += [{"kind": kind} for kind in ("linear", "gla", "gated_delta")]
-    own.append({"kind": "delta", "steps": 2})
+    own += [{"kind": "delta", "steps": 2}, {"kind": "rwkv7"}]
     projections = [{**linformer, "projection": name} for name in PROJECTIONS]
     for config in (*own, *projections):
         check_mechanism(MechanismConfig.from_dict(config), 3)

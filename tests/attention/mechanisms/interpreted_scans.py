@@ -16,6 +16,7 @@ from torch import Tensor
 import triton_interpreter  # noqa: F401 - before any module with kernels
 from polyformer.attention.mechanisms import MechanismConfig
 from polyformer.attention.mechanisms.recurrence import fused_scan
+from polyformer.attention.mechanisms.recurrence.rank_one import RankOneInputs, rank_one_scan
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan
 from polyformer.core.sequence.context import Context
 
@@ -119,6 +120,28 @@ def members(kind: str) -> Iterator[dict[str, Any]]:
         yield {"case": "decoder" if causal else "encoder", "difference": difference(actual, expected)}
 
 
+def rank_one() -> Iterator[dict[str, Any]]:
+    """The recurrence of RWKV-7 by a kernel that the library does not use, from a state."""
+    from fla.ops.generalized_delta_rule import dplr
+
+    for length in (1, 5, 37):
+        keys = [normal(BATCH, HEADS, length, KEY) for _ in range(3)]
+        reader = keys[2] / keys[2].norm(dim=-1, keepdim=True)
+        eraser, decay = uniform(BATCH, HEADS, length, KEY) * reader, -0.6 * uniform(BATCH, HEADS, length, KEY)
+        values, state = normal(BATCH, HEADS, length, VALUE), normal(BATCH, HEADS, KEY, VALUE)
+        inputs = [keys[0], keys[1], values, decay, reader, eraser]
+        q, k, v, g, p, e = (x.double() for x in inputs)
+        expected = rank_one_scan(RankOneInputs(q, k, v, g, reader=p, eraser=e), state.double())
+        q, k, v, g, p, e = (x.transpose(1, 2).contiguous() for x in inputs)
+        y, after = dplr.fused_recurrent_dplr_delta_rule(
+            q, k, v, -p, e, g, scale=1.0, initial_state=state, output_final_state=True
+        )
+        yield {
+            "case": f"{length} tokens",
+            "difference": difference([y.transpose(1, 2), after], list(expected)),
+        }
+
+
 RULES = {
     "simple_gla": (1, False),
     "gla": (KEY, False),
@@ -130,5 +153,9 @@ RULES = {
 
 if __name__ == "__main__":
     name = sys.argv[1]
-    for report in scans(*RULES[name]) if name in RULES else members(name.removeprefix("member-")):
+    if name == "rank_one":
+        reports = rank_one()
+    else:
+        reports = scans(*RULES[name]) if name in RULES else members(name.removeprefix("member-"))
+    for report in reports:
         print(json.dumps(report), flush=True)

@@ -27,7 +27,7 @@ def unit(x: Array) -> Array:
     return x / np.sqrt((x**2).sum(-1, keepdims=True) + 1e-6)
 
 
-def convolved(x: Array, taps: Array, documents: list[list[int]], causal: bool) -> Array:
+def convolved(x: Array, taps: Array, documents: list[list[int]], causal: bool, active: bool = True) -> Array:
     """silu(sum_o taps_o x_(t + o)) within each document; padding between its tokens is zeros."""
     y, left = np.zeros_like(x), len(taps) - 1 if causal else (len(taps) - 1) // 2
     for tokens in documents:
@@ -35,7 +35,7 @@ def convolved(x: Array, taps: Array, documents: list[list[int]], causal: bool) -
             for o, tap in enumerate(taps):
                 if t + o - left in tokens:
                     y[t] += tap * x[t + o - left]
-    return silu(y)
+    return silu(y) if active else y
 
 
 def scan(
@@ -83,6 +83,26 @@ def steps_scan(
                 state = state if decay is None else np.exp(decay[t])[:, None] * state
                 for i in range(len(k)):
                     state = state - erase[t, i] * np.outer(k[i, t], k[i, t] @ state - v[i, t])
+                y[t] += q[t] @ state
+    return y
+
+
+def rank_one_scan(
+    q: Array,
+    keys: tuple[Array, Array, Array],
+    v: Array,
+    documents: list[list[int]],
+    causal: bool,
+    decay: Array,
+) -> Array:
+    """S = (diag(w) - e p^T) S + k v^T for keys p, e and k, y = S^T q; in an encoder in both directions."""
+    y, (reader, eraser, k) = np.zeros_like(v), keys
+    for tokens in documents:
+        for order in (tokens,) if causal else (tokens, tokens[::-1]):
+            state = np.zeros((k.shape[1], v.shape[1]))
+            for t in order:
+                change = np.diag(np.exp(decay[t])) - np.outer(eraser[t], reader[t])
+                state = change @ state + np.outer(k[t], v[t])
                 y[t] += q[t] @ state
     return y
 

@@ -195,8 +195,8 @@ def convolved(config: Any, head: Head) -> list[Array]:
     if config.short_convolution is None:
         return [head.q, head.k, head.v]
     taps = array(head.module.taps)[:, :, head.number]
-    tables = enumerate((head.q, head.k, head.v))
-    return [recurrent.convolved(x, taps[:, i], head.documents, head.causal) for i, x in tables]
+    tables, active = enumerate((head.q, head.k, head.v)), config.kind != "rwkv7"
+    return [recurrent.convolved(x, taps[:, i], head.documents, head.causal, active) for i, x in tables]
 
 
 def gated_convolution(config: Any, head: Head) -> Array:
@@ -290,6 +290,27 @@ def ssd(config: Any, head: Head) -> Array:
     return (before / np.sqrt(size) * array(head.module.norm.weight) * after)[head.number]
 
 
+def rwkv7(config: Any, head: Head) -> Array:
+    """Gates of low rank, three keys, a LayerNorm of the head, the token's own value, and the output gate."""
+    module, number = head.module, head.number
+
+    def projected(layer: Any, x: Array) -> Array:
+        y = x @ np.split(array(layer.weight), HEADS)[number].T
+        return y if layer.bias is None else y + np.split(array(layer.bias), HEADS)[number]
+
+    r, h, v = convolved(config, head)
+    xi, alpha, rho = (array(x)[number] for x in (module.erase_scale, module.rate_share, module.bonus))
+    d = projected(module.decay, np.tanh(head.gates["decay_low_rank"]))
+    rate = recurrent.sigmoid(projected(module.rate, head.gates["rate_low_rank"]))
+    reader, k = recurrent.unit(h * xi), h * (1 + (rate - 1) * alpha)
+    decay, keys = -np.exp(-0.5) * recurrent.sigmoid(d), (reader, rate * reader, k)
+    y = recurrent.rank_one_scan(r, keys, v, head.documents, head.causal, decay)
+    y = (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + config.norm_eps)
+    y = y * array(module.head_norm.weight)[number] + array(module.head_norm.bias)[number]
+    y = y + (r * rho * k).sum(1, keepdims=True) * v
+    return y * projected(module.output_gate, recurrent.sigmoid(head.gates["output_low_rank"]))
+
+
 def alternate(config: Any, head: Head) -> Array:
     """Outside a stack there is one layer, the first."""
     first = config.for_layer(0)
@@ -318,6 +339,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "retention": recurrence,
     "rfa": rfa,
     "routing": routing,
+    "rwkv7": rwkv7,
     "selective": selective,
     "sigmoid": sigmoid,
     "sinkhorn": sinkhorn,

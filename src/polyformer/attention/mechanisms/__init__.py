@@ -16,6 +16,7 @@ from polyformer.attention.mechanisms.recurrence.members import (
     RetentionConfig,
     SSDConfig,
 )
+from polyformer.attention.mechanisms.recurrence.rwkv7 import RWKV7Config
 from polyformer.attention.mechanisms.routing import RoutingConfig
 from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
 from polyformer.attention.mechanisms.softmax_attention import (
@@ -57,6 +58,7 @@ __all__ = [
     "PairWeightsConfig",
     "PerformerConfig",
     "RFAConfig",
+    "RWKV7Config",
     "RetentionConfig",
     "RoutingConfig",
     "SSDConfig",
