@@ -263,9 +263,10 @@ def recurrence(config: Any, head: Head) -> Array:
     y = recurrent.scan(q * WIDTH**-0.5, k, v, head.documents, head.causal, decay, erase)
     y = recurrent.rms_norm(y, array(module.norm.weight))
     if config.kind == "kda":
-        of_gate = module.output_gate.weight, module.output_gate.bias
-        w, b = (np.split(array(x), HEADS)[number] for x in of_gate)
-        return y * recurrent.sigmoid(head.gates["output_low_rank"] @ w.T + b)
+        gate = head.gates["output_low_rank"] @ np.split(array(module.output_gate.weight), HEADS)[number].T
+        if config.gate_bias:
+            gate = gate + np.split(array(module.output_gate.bias), HEADS)[number]
+        return y * recurrent.sigmoid(gate)
     return y * recurrent.silu(own_gate(head, "output")) if config.output_gate else y
 
 

@@ -125,6 +125,25 @@ def test_the_cache_has_latents_only():
     assert torch.equal(texts[0].sequences, texts[1].sequences)
 
 
+def test_latents_stand_next_to_layers_of_a_recurrence():
+    """Read in parts, with a KV cache of latents in one layer and a state in the other."""
+    heads = {"key_heads": 2, "value_heads": 2, "key_size": 6, "value_size": 5}
+    mechanisms = [{"kind": "kda", "heads": heads}, {"kind": "softmax"}]
+    model = latent_model(**{"decoder.attention.mechanism": {"kind": "alternate", "mechanisms": mechanisms}})
+    first, second = (layer.attention for layer in model.decoder.layers[:2])
+    assert not isinstance(first, LatentAttention)
+    assert isinstance(second, LatentAttention)
+    ids = torch.randint(3, model.config.vocab_size, (2, 9))
+    with torch.no_grad():
+        expected = model(input_ids=ids).last_hidden_state
+        state, parts = None, []
+        for part in (ids[:, :5], ids[:, 5:6], ids[:, 6:]):
+            output = model(input_ids=part, state=state, use_cache=True)
+            state = output.state
+            parts.append(output.last_hidden_state)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-10, atol=1e-10)
+
+
 def attention(**options: Any) -> Callable[[], Any]:
     return lambda: AttentionConfig.from_dict({"latent": {}, **options})
 
@@ -133,6 +152,10 @@ def attention(**options: Any) -> Callable[[], Any]:
     ("act", "message"),
     [
         (attention(mechanism="lsh"), "latent: expected the mechanism 'softmax', got 'lsh'"),
+        (
+            attention(mechanism={"kind": "alternate", "mechanisms": ["softmax", "kda"]}),
+            "got 'kda'; set latent to null, or alternate",
+        ),
         (attention(num_key_value_heads=2), "num_key_value_heads: every query head has its own projection"),
         (attention(qk_norm="rms"), "qk_norm: latent attention has no such projections"),
         (attention(output_gate=True), "output_gate: latent attention has no such projections"),
@@ -152,7 +175,19 @@ def attention(**options: Any) -> Callable[[], Any]:
         ),
         (lambda: check_decoder(latent_model()), "latent attention caches latents instead of keys and values"),
     ],
-    ids=["mechanism", "groups", "norm", "gate", "bias", "batch", "position", "policy", "borrowed", "export"],
+    ids=[
+        "mechanism",
+        "in turn",
+        "groups",
+        "norm",
+        "gate",
+        "bias",
+        "batch",
+        "position",
+        "policy",
+        "borrowed",
+        "export",
+    ],
 )
 def test_what_is_not_supported_is_named(act: Callable[[], Any], message: str):
     with pytest.raises(InputError) as caught:

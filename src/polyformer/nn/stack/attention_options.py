@@ -33,6 +33,19 @@ class LatentConfig(Config):
             kind = quote(self.norm.kind)
             raise InputError(f"norm: expected a norm of each token, such as 'rms', got {kind}")
 
+    def check_mechanism(self, mechanism: MechanismConfig) -> None:
+        """Raise `InputError` unless latents can replace the projections of a mechanism.
+
+        Of several in turn, those with heads of their own keep their projections.
+        """
+        for part in getattr(mechanism, "mechanisms", (mechanism,)):
+            own = part is not mechanism and part.projected_heads(1, 1, 1).own
+            if not isinstance(part, SoftmaxConfig) and not own:
+                raise InputError(
+                    f"latent: expected the mechanism 'softmax', got {quote(part.kind)}; set latent to null, "
+                    "or alternate 'softmax' with mechanisms that have heads of their own (`heads`)"
+                )
+
     def widths(self, head_size: int) -> tuple[int, int, int]:
         """Return the channels of the rotated part, of the latent and of a value, for heads of this width."""
         return (

@@ -123,9 +123,7 @@ class AttentionConfig(Config):
         """Raise `InputError` for options that latent attention does not have."""
         if self.latent is None:
             return
-        if not isinstance(self.mechanism, SoftmaxConfig):
-            kind = quote(self.mechanism.kind)
-            raise InputError(f"latent: expected the mechanism 'softmax', got {kind}; set latent to null")
+        self.latent.check_mechanism(self.mechanism)
         if self.kv_heads != self.num_attention_heads:
             raise InputError(
                 f"num_key_value_heads: every query head has its own projection of the latent, expected "
@@ -235,6 +233,10 @@ class AttentionConfig(Config):
         own = mechanism.projected_heads(self.num_attention_heads, self.kv_heads, 1).own
         gates = mechanism.gate_sizes(self.num_attention_heads, 1)
         return any(options) or own or mechanism.shares_queries or bool(gates)
+
+    def has_latent(self, layer: int) -> bool:
+        """Return whether layer `layer` has latent attention."""
+        return self.latent is not None and isinstance(self.mechanism.for_layer(layer), SoftmaxConfig)
 
     def can_skip_queries(self, layer: int) -> bool:
         """Return whether layer `layer` can leave out the queries of tokens that halted."""

@@ -34,7 +34,7 @@ class FeatureLayer(Layer):
 
     def attention_class(self, config: AttentionConfig, index: int) -> type[FeatureAttention]:
         """Return the class of an attention of this layer, which accepts memories and active tokens."""
-        return LatentAttention if config.latent is not None else FeatureAttention
+        return LatentAttention if config.has_latent(index) else FeatureAttention
 
     def forward(
         self, x: Tensor, call: LayerCall, active: Active | None = None

@@ -45,13 +45,15 @@ class LatentAttention(FeatureAttention):
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         assert config.latent is not None
-        assert isinstance(config.mechanism, SoftmaxConfig)
+        # The other layers of a stack may have recurrences.
+        mechanism = config.mechanism.for_layer(layer)
+        assert isinstance(mechanism, SoftmaxConfig)
         self.form, self.content = config.latent.form, config.width(hidden_size)
         self.rotary, self.latent_size, self.value_size = config.latent.widths(self.content)
-        if config.mechanism.scale is None:
+        if mechanism.scale is None:
             # By default the mechanism would scale absorbed queries by their own width.
-            scale = (self.rotary + self.content) ** -0.5
-            config = dataclasses.replace(config, mechanism=dataclasses.replace(config.mechanism, scale=scale))
+            mechanism = dataclasses.replace(mechanism, scale=(self.rotary + self.content) ** -0.5)
+        config = dataclasses.replace(config, mechanism=mechanism)
         super().__init__(hidden_size, config, layer)
 
     def _add_projections(self, hidden_size: int) -> None:

@@ -108,7 +108,7 @@ class Layer(nn.Module):
         """Return the class of an attention of this layer."""
         if config.indexer is not None:
             return IndexedAttention if config.latent is None else IndexedLatentAttention
-        if config.latent is not None:
+        if config.has_latent(index):
             return LatentAttention
         if config.beside is not None:
             return AttentionBeside

@@ -199,10 +199,13 @@ class KDAConfig(RecurrenceConfig):
 
     A is learned per head, c per channel. The decays and the gate of the output are projected from the input
     through `rank` numbers; None for the width of a value. q, k and v pass a short convolution first.
+
+    `gate_bias`: whether the gate of the output has the bias d.
     """
 
     short_convolution: PositiveInt | None = 4
     rank: PositiveInt | None = None
+    gate_bias: bool = True
 
     kind: ClassVar[str] = "kda"
     paper: ClassVar[str] = "Kimi Team 2025 (Kimi Linear), section 3"
@@ -222,7 +225,7 @@ class KDAConfig(RecurrenceConfig):
     @classmethod
     def examples(cls) -> tuple["KDAConfig", ...]:
         """Return the default, and a config of low rank without convolutions."""
-        return cls(), cls(rank=3, short_convolution=None)
+        return cls(), cls(rank=3, short_convolution=None, gate_bias=False)
 
 
 class KimiDelta(Recurrence):
@@ -237,7 +240,7 @@ class KimiDelta(Recurrence):
         self.log_rate = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
         steps = torch.empty(heads, self.key_size).uniform_(-6.9, -2.3).exp()
         self.bias = nn.Parameter(inverse_softplus(steps))
-        self.output_gate = nn.Linear(rank, heads * self.head_size)
+        self.output_gate = nn.Linear(rank, heads * self.head_size, bias=config.gate_bias)
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> ScanInputs:
         """Return unit queries and keys, and both gates."""
@@ -251,5 +254,6 @@ class KimiDelta(Recurrence):
         """Return y sigmoid(x U_1 U_2 + d), or y without an output gate."""
         if "output_low_rank" not in gates:
             return y
-        weight, bias = (x.to(y.dtype) for x in (self.output_gate.weight, self.output_gate.bias))
+        weight, bias = self.output_gate.weight.to(y.dtype), self.output_gate.bias
+        bias = None if bias is None else bias.to(y.dtype)
         return y * self.per_head(F.linear(gates["output_low_rank"], weight, bias)).sigmoid()
