@@ -274,7 +274,19 @@ TRUNKS = (
         "glm4",
         "glm_moe_dsa",
     ),
-    *("gpt_neox", "granite", "lfm2", "mixtral", "mpt", "nomic_bert", "olmo3", "opt", "phi", "qwen2_moe"),
+    *(
+        "gpt_neox",
+        "granite",
+        "kimi_linear",
+        "lfm2",
+        "mixtral",
+        "mpt",
+        "nomic_bert",
+        "olmo3",
+        "opt",
+        "phi",
+        "qwen2_moe",
+    ),
     *("qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 PATCHES: dict[str, Callable[[Patch], None]] = {

@@ -162,7 +162,7 @@ def compare_gradients(
     copies = family.tasks[task].tied_keys if tied else ()
     named = theirs.named_parameters(remove_duplicate=False)
     slopes = {name: p.grad for name, p in named if p.grad is not None and name not in copies}
-    expected = names_in_files(theirs, slopes)
+    expected = {family.usual_key(name): x for name, x in names_in_files(theirs, slopes).items()}
     for name in (expected.keys() | actual.keys()) - set(dead):
         own = expected.get(name)
         assert name in actual or own is None or not own.any(), f"{name}: no gradient here"

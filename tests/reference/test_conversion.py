@@ -39,6 +39,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["full_attention"] * 3},
     "led": {"attention_window": [40, 40]},
     "longformer": {"attention_window": [40, 40]},
+    "kimi_linear": {"layer_types": ["full_attention"] * 3},
     "mistral": {"sliding_window": 40},
     "nemotron_h": {"layers_block_type": ["full_attention", "mlp", "full_attention"]},
     "modernbert": {"local_attention": 80},
@@ -166,7 +167,7 @@ def refused(name: str, attention: MechanismConfig | None) -> str | None:
     assert stack is not None
     if attention is None:
         return None
-    if name.startswith("deepseek") and attention.kind != "softmax":
+    if name.startswith(("deepseek", "kimi_linear")) and attention.kind != "softmax":
         return "latent: expected the mechanism 'softmax'"
     if not attention.causal and model.encoder is None:
         return "cannot run in a decoder"

@@ -145,6 +145,7 @@ def test_descendants_of_bert_write_as_decoders(name: str, task: str, tmp_path: P
     "name",
     [
         pytest.param("bamba", marks=pytest.mark.nightly),
+        "kimi_linear",
         "lfm2",
         "mamba2",
         "nemotron_h",

@@ -115,6 +115,10 @@ class FamilyTables:
         """Return the tensors among ours, `own`, that no public file contains: the seeds of random numbers."""
         return {}
 
+    def usual_key(self, key: str) -> str:
+        """Return the name of a tensor in our table, of a name that some files have instead."""
+        return key
+
     def has_tensor(self, config: ModelConfig, task: str, theirs: str) -> bool:
         """Return whether files of a model have a tensor, if the table relates several to one of ours."""
         return True

@@ -89,6 +89,10 @@ class Part(Converter):
         """Return the part of our tensor."""
         return ours[0].chunk(self.count)[self.number]
 
+    def whole(self, parts: Tensor) -> Tensor:
+        """Return our tensor from all parts, one after the other."""
+        return parts
+
 
 @dataclasses.dataclass(frozen=True)
 class Interleaved(Converter):

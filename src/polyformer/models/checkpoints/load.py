@@ -79,7 +79,6 @@ REFUSED: dict[str, str] = {
     "hubert": SOUND,
     "jamba": "state spaces with a step for each channel (the first Mamba)",
     "jetmoe": "experts of attention",
-    "kimi_linear": "layers of Kimi delta attention next to layers with latent attention",
     "layoutlm": "positions on a page",
     "layoutlmv3": "positions on a page",
     "lfm2_moe": "experts with a selection bias in LFM2's layers, read from files",

@@ -211,7 +211,8 @@ def match_tensors(
     links = {link.theirs: link for link in family.links(config, task, own)}
     tied = family.tasks[task].tied_keys
     # `keys` shrinks to the tensors that no link has taken.
-    keys = {resolve_prefix(key, family.prefixes, {*links, *tied}): key for key in stored}
+    known = {*links, *tied}
+    keys = {resolve_prefix(family.usual_key(key), family.prefixes, known): key for key in stored}
     weights, unused, missing = _convert(links, tied, keys, stored, own)
     weights |= family.generated_tensors(own)
     numbered = {_without_numbers(theirs) for theirs in links} if keys else set()
@@ -275,7 +276,7 @@ def _convert(
                 parts.setdefault(name, []).append(tensor)
                 if len(parts[name]) < link.converter.count:
                     continue
-                tensor = torch.cat(parts[name])
+                tensor = link.converter.whole(torch.cat(parts[name]))
             _check_shape(key, name, tensor, own[name])
             if name in sources:  # two of theirs for one of ours: an untied class only reads the latter
                 unused[sources[name]] = weights[name]

@@ -4,5 +4,5 @@
 
 Read `scan` first: the recurrence, and the same in chunks. The members differ in their gates g and b, and in
 what surrounds them (`base`: short convolutions, output norm and gate); `members` and `delta` have the tables
-of their equations. RWKV-7 has a scan of its own (`rank_one`).
+of their equations. `rank_one` is the scan of RWKV-7.
 """
