@@ -314,8 +314,13 @@ def flash_linear_attention(case: BenchmarkCase) -> Attention:
         "linear": {},
         "delta": {"erase": 1},
         "gated_delta": {"decay": 1, "erase": 1},
+        "kda": {"decay": case.width, "erase": 1},
         "gla": {"decay": case.width},
-    }.get(config.kind, {"decay": 1})
+        "retention": {"decay": 1},
+        "ssd": {"decay": 1},
+    }.get(config.kind)
+    if gates is None or getattr(config, "steps", 1) > 1:
+        raise case.no_counterpart("its kernels here have one step of the delta rule for each token")
     tables = {name: torch.full((*shape, size), 0.5, **place) for name, size in gates.items()}
     if "decay" in tables:
         tables["decay"] = -tables["decay"]
