@@ -17,7 +17,7 @@ from polyformer.applications.chat.conversation import turn_end
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import Int8Cache
 from polyformer.data.chat import ChatTemplate
-from polyformer.models.checkpoints.convert import add_memory
+from polyformer.models.checkpoints.convert import with_parts
 from polyformer.models.generation.kept_text import KeptText
 from polyformer.nn.cache.base import CompressedCache
 
@@ -94,7 +94,7 @@ def test_every_template_keeps_what_its_prompts_share(name: str, folder: Path):
 def test_a_cache_policy_and_a_memory_last_over_the_turns(folder: Path, cache: str | None):
     model = polyformer.load(folder, "cpu")
     if cache is None:
-        model.model = add_memory(model.model, "sinks(first=2, length=20)")
+        model.model = with_parts(model.model, memory="sinks(first=2, length=20)")
     settings: dict[str, Any] = {} if cache is None else {"cache": cache}
     # Special tokens within a reply are no part of its text, so that the template does not repeat them.
     settings["suppress_tokens"] = [*model.task.tokenizer.special_ids]

@@ -107,13 +107,13 @@ def open_conversation(options: ChatOptions) -> "Conversation":
     """Return a conversation with the model, its memory and its settings."""
     from polyformer.applications.loaded import load_for
     from polyformer.applications.loaded.writers import plain_settings, with_sampling
-    from polyformer.models.checkpoints.convert import add_memory
+    from polyformer.models.checkpoints.convert import with_parts
 
     settings: dict[str, Any] = with_sampling(set_options(options, SETTINGS))
     plain_settings(settings)  # raises errors before the weights are read
     loaded = load_for(options.model, "generate", options.device)
     if options.memory is not None:
-        loaded.model = add_memory(loaded.model, options.memory)
+        loaded.model = with_parts(loaded.model, memory=options.memory)
     return loaded.conversation(options.system, stop=options.stop, **settings)
 
 

@@ -206,16 +206,12 @@ def _bound(model: nn.Module, layer: Layer, rule: Rule) -> Bound:
     return bound
 
 
-def restore(model: Any) -> None:
-    """Attach the settings in a model's configuration while it is built, before its weights are read.
+def saved_calls(calls: object) -> list[AttachSettings]:
+    """Return the settings of the calls of `attach` in a configuration's field `SAVED`.
 
     Raises `InputError` for fields that `attach` does not write, and for more calls and layer names than
     `PARTS`.
     """
-    config = model.config
-    calls = getattr(config, SAVED, None)
-    if calls is None or config._attn_implementation != NAME:
-        return
     if not isinstance(calls, list | tuple):
         raise InputError(f"{SAVED}: expected a list written by `attach`, got {quote(calls)}")
     # The configuration is untrusted.
@@ -224,5 +220,17 @@ def restore(model: Any) -> None:
     settings = [AttachSettings.from_dict(fields) for fields in calls]
     names = sum(len(call.layers or ()) for call in settings)
     check_range(f"{SAVED}: calls and names of layers", len(calls) + names, Le(PARTS))
-    apply(model, settings, loaded=False)
+    return settings
+
+
+def restore(model: Any) -> None:
+    """Attach the settings in a model's configuration while it is built, before its weights are read.
+
+    Raises `InputError` as `saved_calls` does.
+    """
+    config = model.config
+    calls = getattr(config, SAVED, None)
+    if calls is None or config._attn_implementation != NAME:
+        return
+    apply(model, saved_calls(calls), loaded=False)
     setattr(config, IMPLEMENTATION, NAME)

@@ -95,21 +95,33 @@ def convert(
     return converted.eval(), report
 
 
-def add_memory(model: Transformer, memory: MemoryConfig | str | dict[str, Any]) -> Transformer:
-    """Return a model with another memory and the tensors of `model`, in evaluation mode.
+def with_parts(
+    model: Transformer,
+    attention: Pattern | MechanismConfig | str | dict[str, Any] | None = None,
+    memory: MemoryConfig | str | dict[str, Any] | None = None,
+) -> Transformer:
+    """Return a model with another attention or memory and the tensors of `model`, in evaluation mode.
 
-    Parameters of the memory are new. Raises `InputError` for a model that cannot have the memory.
+    The tensors are shared if the new parts need no others, quantized weights too. Parameters of a memory are
+    new. Raises `InputError` for a model that cannot have the parts.
     """
+    if attention is None and memory is None:
+        return model
     if not isinstance(model, Transformer):
-        raise InputError(f"memory: expected a decoder of texts, got a {type(model).__name__}; leave it out")
-    config = with_memory(model.config, MemoryConfig.from_dict(memory, "memory"))
+        name = "memory" if attention is None else "attention"
+        raise InputError(f"{name}: expected a decoder of texts, got a {type(model).__name__}; leave it out")
+    config = model.config
+    if attention is not None:
+        config = convert_config(config, read_attention(attention), None, False)
+    if memory is not None:
+        config = with_memory(config, MemoryConfig.from_dict(memory, "memory"))
     with torch.device("meta"):
         changed = Transformer(config)
     tensors = model.state_dict()
     if tensors.keys() == changed.state_dict().keys():
-        load_weights(changed, dict(tensors), "memory")  # without a copy, and quantized weights too
+        load_weights(changed, dict(tensors), "memory" if attention is None else "attention")
     else:
-        changed, _ = convert(model, memory=memory)
+        changed, _ = convert(model, attention, memory=memory)
     changed.generation, changed.folder, changed.labels = model.generation, model.folder, model.labels
     return changed.eval()
 

@@ -34,8 +34,9 @@ from polyformer.models.architectures.weights import (
     with_weights,
 )
 from polyformer.models.checkpoints.adapters import is_adapted, load_adapted
+from polyformer.models.checkpoints.attachments import with_attachments
 from polyformer.models.checkpoints.config_mapping import Tree
-from polyformer.models.checkpoints.convert import add_memory, convert
+from polyformer.models.checkpoints.convert import convert, with_parts
 from polyformer.models.checkpoints.family import FAMILIES, Family
 from polyformer.models.checkpoints.folder_files import embedding_head, read_preprocessor
 from polyformer.models.checkpoints.gguf import GgufTensors, open_gguf
@@ -168,7 +169,7 @@ def from_pretrained(
     folder = _folder(source, revision)
     model = _read(folder, head, dtype, allow_pickle, in_blocks=weights == STORED)
     model = model if attention is None else convert(model, attention)[0]
-    model = model if memory is None else add_memory(model, memory)
+    model = model if memory is None else with_parts(model, memory=memory)
     model = model if weights is None else with_weights(model, weights).to(dtype)
     model.folder = folder
     return model
@@ -218,7 +219,7 @@ def _load_public(
     settings = read_generation(folder)
     # Generation_config.json takes precedence over config.json.
     model.generation = model.generation if settings is None else settings
-    return model, matched
+    return with_attachments(model, hub), matched
 
 
 def _read_description(path: Path, dtype: torch.dtype | None = None) -> tuple[Tree, GgufTensors | None]:
