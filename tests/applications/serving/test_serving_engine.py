@@ -1,5 +1,6 @@
 """The engine of the server: rows that join and leave a batch get the texts of `generate`."""
 
+import dataclasses
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from polyformer.applications.serving.rows import (
 from polyformer.applications.serving.states import can_join, joined, padded, selected
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
+from polyformer.models.checkpoints.convert import with_parts
+from polyformer.nn.cache import CachePolicy
 
 TOKENIZER: Tokenizer = chat_tokenizer()
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
@@ -75,8 +78,8 @@ class Client:
 
 
 @contextmanager
-def engine_of(model: Any, **limits: Any) -> Iterator[Engine]:
-    with Engine(model, TOKENIZER, Limits(**{"tokens": 600, **limits})) as engine:
+def engine_of(model: Any, cache: CachePolicy | None = None, **limits: Any) -> Iterator[Engine]:
+    with Engine(model, TOKENIZER, Limits(**{"tokens": 600, **limits}), cache) as engine:
         yield engine
 
 
@@ -85,9 +88,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(10, 250, (length,), generator=generator).tolist()
 
 
-def alone(model: Any, client: Client) -> str:
+def alone(model: Any, client: Client, cache: CachePolicy | None = None) -> str:
     job = client.job
-    generated = model.generate(torch.tensor([job.ids]), None, job.config, None, TOKENIZER.decode)
+    config = dataclasses.replace(job.config, cache=cache)
+    generated = model.generate(torch.tensor([job.ids]), None, config, None, TOKENIZER.decode)
     return generated.texts(TOKENIZER.decode, job.config.stop)[0]
 
 
@@ -118,6 +122,47 @@ def test_each_request_gets_the_text_that_it_gets_alone(name: str):
         again = Client(prompt(3), 25)
         engine.submit(again.job)
         assert again.texts() == expected[:1]
+
+
+BOUNDED = {
+    "int8": ({}, "int8"),
+    "int4": ({}, "int4(group=4, window=8)"),
+    "snapkv": ({}, "snapkv(budget=12, window=3)"),
+    "h2o": ({}, "h2o(budget=12)"),
+    "sinks": ({"memory": "sinks(first=2, length=9)"}, None),
+    "recurrent memory": ({"memory": "recurrent(length=9)"}, None),
+    "sparse": ({"attention": "Window(9) | Global(2)"}, None),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounded_caches_and_patterns_serve_the_text_of_generate(name: str):
+    """An option of the command in a batch: `generate` of each text alone with the same option, and scores."""
+    parts, policy = BOUNDED[name]
+    model = with_parts(model_of("rotary"), **parts)
+    cache = None if policy is None else CachePolicy.from_dict(policy)
+    clients = [
+        Client(prompt(size, seed), most, GenerationConfig.from_dict({"max_new_tokens": most, **options}))
+        for seed, (size, most, options) in enumerate(CASES)
+    ]
+    expected = [alone(model, client, cache) for client in clients]
+    plain = [alone(model_of("rotary"), client) for client in clients]
+    scored = Client(prompt(CHUNK + 5), 2, scores=0, prompt_scores=True)
+    with engine_of(model, cache, batch=4) as engine:
+        assert engine.joins == (name == "int8")
+        engine.submit(*(client.job for client in clients), scored.job)
+        assert [client.texts()[0] for client in clients] == expected
+        read = next(event.scores for event in scored.until_end() if isinstance(event, PromptRead))
+    assert expected != plain or name == "int8"  # rounding changes no greedy choice here
+    ids = torch.tensor([scored.job.ids])
+    state = None if cache is None else model.new_state(ids.shape[1], cache)
+    own = model(ids, state=state).logits[0, :-1].log_softmax(-1).gather(1, ids.T[1:]).squeeze(1)
+    torch.testing.assert_close(torch.tensor([score.logprob for score in read[1:]]), own)
+
+
+def test_a_policy_that_a_model_cannot_have_is_refused_before_serving():
+    with pytest.raises(InputError, match="cache"):
+        Engine(model_of("recurrent"), TOKENIZER, Limits(), CachePolicy.from_dict("int8"))
 
 
 def test_a_short_text_does_not_wait_for_a_long_one():

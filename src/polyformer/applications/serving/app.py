@@ -37,6 +37,7 @@ from polyformer.applications.serving.requests import (
 from polyformer.applications.serving.rows import Ended, Event, Piece, PromptRead
 from polyformer.applications.serving.work import Prompts, Work
 from polyformer.core.errors import InputError
+from polyformer.nn.cache import CachePolicy
 
 LEFT = 499
 """The status of a request whose client has left, in the numbers; nobody receives it."""
@@ -45,16 +46,22 @@ LEFT = 499
 class ModelServer:
     """A loaded model with its name, engine and limits.
 
-    pooling: of vectors, if the folder of the model does not define it.
+    pooling: of vectors, if the folder of the model does not define it. cache: the policy of the KV cache.
     """
 
     def __init__(
-        self, loaded: Any, name: str, limits: Limits, key: str | None = None, pooling: str | None = None
+        self,
+        loaded: Any,
+        name: str,
+        limits: Limits,
+        key: str | None = None,
+        pooling: str | None = None,
+        cache: CachePolicy | None = None,
     ):
         self.loaded, self.name, self.limits, self.key, self.pooling = loaded, name, limits, key, pooling
         self.engine = self.prompts = None
         if "generate" in loaded.can:
-            self.engine = Engine(loaded.model, loaded.task.tokenizer, limits)
+            self.engine = Engine(loaded.model, loaded.task.tokenizer, limits, cache)
             self.prompts = Prompts(loaded, limits.tokens, limits.queue)
         self.metrics, self.created = Metrics(self.engine), int(time.time())
         self.embedding = threading.Lock()

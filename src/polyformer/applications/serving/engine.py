@@ -41,6 +41,7 @@ from polyformer.models.generation.decoder import Decoder, DecodingState
 from polyformer.models.generation.generate import special_ids
 from polyformer.models.generation.processors import blockwise_argmax
 from polyformer.models.outputs import ModelState
+from polyformer.nn.cache import CachePolicy
 
 CHUNK = 256
 """Tokens of a prompt that are read between two steps."""
@@ -88,14 +89,16 @@ class Load(NamedTuple):
 class Engine:
     """Generates texts by `model`, a decoder in evaluation mode, for jobs of several threads.
 
-    Use it as a context: its thread runs within, and finishes what was submitted at the end.
+    Use it as a context: its thread runs within, and finishes what was submitted at the end. cache: the policy
+    of the KV cache of all texts; raises `InputError` for one that the model cannot have.
     """
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, limits: Limits):
-        self.model, self.tokenizer, self.limits = model, tokenizer, limits
+    def __init__(self, model: Any, tokenizer: Tokenizer, limits: Limits, cache: CachePolicy | None = None):
+        self.model, self.tokenizer, self.limits, self.cache = model, tokenizer, limits, cache
         self.device = next(model.parameters()).device
-        self.joins = can_join(model)
-        self.decoder = Decoder(model, limits.tokens, compile=False)
+        self.decoder = Decoder(model, limits.tokens, compile=False, cache=cache)
+        self.decoder.model.new_state(0, cache)
+        self.joins = can_join(model, cache)
         self.changed = threading.Condition()
         self.waiting: collections.deque[Job] = collections.deque()
         self.closing = False
@@ -190,7 +193,7 @@ class Engine:
                 return
             with self.changed:
                 self.waiting.popleft()
-            self.reading = PromptReading(job, self.model.new_state(len(job.ids)))
+            self.reading = PromptReading(job, self.model.new_state(len(job.ids), self.cache))
         if self.reading is not None:
             self._guarded([self.reading.job], self._read_chunk)
 
@@ -281,7 +284,8 @@ class Engine:
 
     def _prompt_scores(self, job: Job) -> tuple[TokenScore, ...]:
         """Return the scores of a prompt's tokens, by a separate pass."""
-        logits = self.model(torch.tensor([job.ids], device=self.device)).logits[0]
+        state = None if self.cache is None else self.model.new_state(len(job.ids), self.cache)
+        logits = self.model(torch.tensor([job.ids], device=self.device), state=state).logits[0]
         rest = scores_of(logits[:-1], job.ids[1:], job.scores or 0) if len(job.ids) > 1 else []
         return (TokenScore(job.ids[0], None), *rest)
 

@@ -9,39 +9,44 @@ has the same slot, and positions are kept in a table:
 Padding that no row needs any longer is cut off when rows leave. Joining copies all caches once, O(rows x
 slots); it happens once per text, a step once per token.
 
-States with other parts than caches of all tokens cannot be padded afterwards: linear recurrences, memories,
-windows that drop keys, and cache policies.
+A cache may have integers of 8 bits (`int8`); their scales are joined in the same way. States with other
+parts than caches of all tokens cannot be padded afterwards: linear recurrences, memories, windows that drop
+keys, and the other cache policies.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyformer.core.kv_cache import KeyValueCache
+from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.models.outputs import ModelState
+from polyformer.nn.cache import CachePolicy
 from polyformer.nn.stack import LayerState
 
 SPARE = 64
 """Slots of a joined state for the next tokens; beyond them its caches grow by doubling."""
 
 
-def can_join(model: Any) -> bool:
-    """Return whether the states of a decoder are caches of all tokens, so that rows can join a batch."""
+def can_join(model: Any, cache: CachePolicy | None = None) -> bool:
+    """Return whether the states of a decoder are caches of all tokens, so that rows can join a batch.
+
+    cache: the policy of its KV cache.
+    """
     stack = model.decoder
     if stack is None or model.encoder is not None or not stack.mechanism.supports_kv_cache:
         return False
     if stack.memory is not None or stack.depth is not None or any(stack.reaches):
         return False
-    return all(map(_is_whole_cache, model.new_state().layers))
+    return all(map(_is_whole_cache, model.new_state(0, cache).layers))
 
 
 def _is_whole_cache(layer: LayerState) -> bool:
     own = layer.self_attention
-    return type(own) is KeyValueCache and layer == LayerState(own)
+    return type(own) in (KeyValueCache, Int8Cache) and layer == LayerState(own)
 
 
 def joined(states: Sequence[ModelState]) -> ModelState:
@@ -52,26 +57,25 @@ def joined(states: Sequence[ModelState]) -> ModelState:
     length = max(state.tokens.length for state in states)
     valid = torch.cat([padded(_valid(state), length) for state in states])
     positions = torch.cat([padded(_positions(state), length) for state in states])
-    layers = []
-    for parts in zip(*(state.layers for state in states)):
-        pairs = [_cache(layer).pairs() for layer in parts]
-        keys, values = (_stacked([pair[number] for pair in pairs], length) for number in range(2))
-        layers.append(LayerState(_filled(keys, values, length)))
+    layers = [_rebuilt(caches, length) for caches in zip(*map(_caches, states))]
     return dataclasses.replace(states[0], tokens=_tokens(valid, positions), layers=tuple(layers))
 
 
 def selected(state: ModelState, rows: Sequence[int]) -> ModelState:
     """Return only these rows of a state, without the slots that are padding in all of them."""
-    index = torch.tensor(rows, device=_cache(state.layers[0]).pairs()[0].device)
+    index = torch.tensor(rows, device=_rows(state)[1])
     valid = _valid(state)[index]
     first = int(valid.any(0).int().argmax())
     length = state.tokens.length - first
-    layers = []
-    for layer in state.layers:
-        keys, values = (_stacked([x[index][:, :, first:]], length) for x in _cache(layer).pairs())
-        layers.append(LayerState(_filled(keys, values, length)))
+    layers = [_rebuilt([cache], length, lambda x: x[index][:, :, first:]) for cache in _caches(state)]
     tokens = _tokens(valid[:, first:], _positions(state)[index][:, first:])
     return dataclasses.replace(state, tokens=tokens, layers=tuple(layers))
+
+
+def beginning(state: ModelState, length: int) -> ModelState:
+    """Return the first `length` tokens of a state of one row, in buffers of its own."""
+    layers = [_rebuilt([cache], length, lambda x: x[:, :, :length]) for cache in _caches(state)]
+    return dataclasses.replace(state, tokens=Tokens(length), layers=tuple(layers))
 
 
 def padded(table: Tensor, length: int) -> Tensor:
@@ -79,13 +83,32 @@ def padded(table: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(table, (length - table.shape[1], 0))
 
 
-def _cache(layer: LayerState) -> KeyValueCache:
-    assert isinstance(layer.self_attention, KeyValueCache)
-    return layer.self_attention
+def _caches(state: ModelState) -> list[PairCache]:
+    """Return the cache of each layer."""
+    caches = [layer.self_attention for layer in state.layers]
+    assert all(isinstance(cache, PairCache) for cache in caches)
+    return caches  # type: ignore[return-value]
+
+
+def _rebuilt(
+    caches: Sequence[PairCache], length: int, part: Callable[[Tensor], Tensor] = lambda x: x
+) -> LayerState:
+    """Return the state of a layer with the rows of all caches, and of each tensor only a part."""
+    first = caches[0]
+    if isinstance(first, Int8Cache):
+        pairs = [[getattr(cache, name) for cache in caches] for name in ("integers", "scales")]
+        return LayerState(Int8Cache(*(_filled(each, length, part) for each in pairs)))
+    return LayerState(_filled(caches, length, part))
+
+
+def _filled(caches: Sequence[Any], length: int, part: Callable[[Tensor], Tensor]) -> KeyValueCache:
+    keys, values = (_stacked([part(cache.pairs()[i]) for cache in caches], length) for i in range(2))
+    return KeyValueCache(keys, values, length, [length])
 
 
 def _rows(state: ModelState) -> tuple[int, torch.device]:
-    keys = _cache(state.layers[0]).pairs()[0]
+    cache = _caches(state)[0]
+    keys = (cache.integers if isinstance(cache, Int8Cache) else cache).pairs()[0]
     return len(keys), keys.device
 
 
@@ -121,7 +144,3 @@ def _stacked(parts: Sequence[Tensor], length: int) -> Tensor:
         buffer[row : row + len(part), :, length - part.shape[2] : length] = part
         row += len(part)
     return buffer
-
-
-def _filled(keys: Tensor, values: Tensor, length: int) -> KeyValueCache:
-    return KeyValueCache(keys, values, length, [length])

@@ -19,23 +19,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt, Interval
 
-from polyformer.cli.commands.options import Device, argument, device, option
-from polyformer.core.errors import InputError
+from polyformer.cli.commands.options import Device, argument, device, option, refuse
+from polyformer.core.errors import InputError, quote
 from polyformer.core.imports import needs_extra
 from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.serving.app import ModelServer
     from polyformer.applications.serving.engine import Limits
+    from polyformer.attention.patterns import Pattern
 
 EXAMPLES = """examples:
   polyformer serve smollm2.gguf
   polyformer serve smollm2-dir --port 8080 --max-batch 32 --max-tokens 2048
   polyformer serve runs/demo-1 --host 0.0.0.0 --api-key "$KEY"
+  polyformer serve smollm2.gguf --cache int8
+  polyformer serve smollm2.gguf --attention "Window(512) | Global(4)" --memory "sinks(length=508)"
   polyformer serve minilm-dir
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}]}'
 """
+
+GENERATING = "attention", "memory", "cache"
+"""Options of models that generate."""
 
 KEY = "POLYFORMER_API_KEY"
 """The variable with the key; other users of a machine can read the command line."""
@@ -64,6 +70,19 @@ class ServeOptions:
         "time of a request; its text ends then (default: 600)", 600.0
     )
     max_bytes: PositiveInt = option("bytes of a request (default: 4194304)", 2**22, most=2**30)
+    attention: str | None = option(
+        "pattern of a language model's attention, such as 'Window(512) | Global(4)' (default: the model's)",
+        metavar="PATTERN",
+    )
+    memory: str | None = option(
+        "bounded cache of the first and the latest tokens of each text, such as 'sinks(length=508)' "
+        "(default: the whole text)"
+    )
+    cache: str | None = option(
+        "policy of the KV cache, such as 'snapkv(budget=1024)', which drops keys of long prompts, or 'int8' "
+        "(default: all keys, as computed)",
+        metavar="POLICY",
+    )
     pooling: Literal["mean", "first", "last", "max"] | None = option(
         "of an encoder's vectors, if its folder does not say it"
     )
@@ -98,9 +117,14 @@ def run(options: ServeOptions) -> None:
 
 
 def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
-    """Load the model and return its server; raise `InputError` for a model that serves nothing."""
+    """Load the model and return its server.
+
+    Raises `InputError` for a model that serves nothing, and for options that it cannot have.
+    """
     from polyformer.applications.loaded import load
     from polyformer.applications.serving.app import ModelServer
+    from polyformer.models.checkpoints.convert import with_parts
+    from polyformer.nn.cache import CachePolicy
 
     loaded = load(options.model, options.device)
     if "generate" not in loaded.can and "embed" not in loaded.can:
@@ -108,9 +132,13 @@ def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
             f"{options.model}: expected a language model or an encoder of texts; this model can "
             f"{', '.join(loaded.can)}"
         )
+    if "generate" not in loaded.can:
+        refuse(options, GENERATING, f"not available for {options.model}, which has vectors; leave it out")
+    loaded.model = with_parts(loaded.model, attention_of(options), options.memory)
+    cache = None if options.cache is None else CachePolicy.from_dict(options.cache, "--cache")
     path = Path(options.model)
     name = options.name or (path.stem if path.is_file() else path.resolve().name)
-    server = ModelServer(loaded, name, limits_of(options, loaded.model), key, options.pooling)
+    server = ModelServer(loaded, name, limits_of(options, loaded.model), key, options.pooling, cache)
     if server.engine is None:
         loaded.embed("", options.pooling)  # raises an error for a model without a pooling
     elif not server.engine.joins:
@@ -119,6 +147,21 @@ def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
             file=sys.stderr,
         )
     return server
+
+
+def attention_of(options: ServeOptions) -> "Pattern | None":
+    """Return the pattern of --attention; raise `InputError` for a mechanism, which has weights to learn."""
+    from polyformer.attention.patterns import Pattern
+    from polyformer.models.checkpoints.convert import read_attention
+
+    attention = read_attention(options.attention)
+    if attention is not None and not isinstance(attention, Pattern):
+        raise InputError(
+            "--attention: expected a pattern, such as 'Window(512) | Global(4)', got the mechanism "
+            f"{quote(options.attention)}; convert the model first: polyformer convert MODEL OUT --attention "
+            "MECHANISM --transfer TEXT"
+        )
+    return attention
 
 
 def limits_of(options: ServeOptions, model: Any) -> "Limits":
