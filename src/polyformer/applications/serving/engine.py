@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polyformer.applications.serving.grammars import ConstrainedRow
 from polyformer.applications.serving.rows import (
     Ended,
     Event,
@@ -243,7 +244,8 @@ class Engine:
 
     def _rows_of(self, job: Job) -> list[Row]:
         tokens, decode = special_ids(self.model, job.config), self.tokenizer.decode
-        return [Row(job, index, tokens, decode, self.device) for index in range(job.count)]
+        kind = Row if job.grammar is None else ConstrainedRow
+        return [kind(job, index, tokens, decode, self.device) for index in range(job.count)]
 
     def _begin_batch(self) -> None:
         """Read the prompts of waiting jobs together, if no row is left of the last batch."""

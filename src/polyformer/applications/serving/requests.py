@@ -1,7 +1,7 @@
 """Requests of OpenAI's API as checked values. A wrong one names its parameter in the error.
 
 Parameters that would change the result and have no counterpart are refused by name, unless they have the
-value that changes nothing: `logit_bias`, `suffix`, `best_of`, `response_format`, `dimensions`. Parameters
+value that changes nothing: `logit_bias`, `suffix`, `best_of`, `dimensions`. Parameters
 that describe the client are ignored: `user`, `metadata`, `store`, `service_tier`. Beyond OpenAI's there are
 `top_k`, `min_p` and `repetition_penalty`, and for chats `continue_final_message` and `chat_template_kwargs`.
 
@@ -183,6 +183,40 @@ class CompletionRequest(TextRequest):
         return self.logprobs
 
 
+class NamedSchema(BaseModel):
+    """A JSON schema with a name. strict: replies follow every schema, so that it changes nothing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    content: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of a reply: any text, any JSON object, or JSON by a schema."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> Self:
+        """Refuse a type without its schema, and a schema without its type."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("expected json_schema exactly with the type json_schema")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The JSON schema of the reply; None for any text."""
+        if self.json_schema is not None:
+            return self.json_schema.content
+        return {"type": "object"} if self.type == "json_object" else None
+
+
 class ChatRequest(TextRequest):
     """A request of /v1/chat/completions."""
 
@@ -193,7 +227,7 @@ class ChatRequest(TextRequest):
     tools: Annotated[list[dict[str, Any]], Field(max_length=TOOLS)] | None = None
     tool_choice: Annotated[Any, only(None, "none", "auto")] = None
     parallel_tool_calls: Any = None
-    response_format: Annotated[Any, only(None, {"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
 

@@ -97,7 +97,8 @@ class Job:
 
     config: of generation, for a text each. most: new tokens, 0 for none. send: receives the events, in the
     thread of the engine. scores: how many probable tokens to report for each new token; None for no scores.
-    prompt_scores: whether also for the tokens of the prompt. deadline: of the monotonic clock.
+    prompt_scores: whether also for the tokens of the prompt. grammar: of the new text, a
+    `grammars.Grammar`; None for any text. deadline: of the monotonic clock.
     """
 
     ids: list[int]
@@ -109,6 +110,7 @@ class Job:
     prompt_scores: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    grammar: Any = None
     deadline: float = float("inf")
     cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
 
@@ -178,11 +180,7 @@ class Row:
         job, streamer = self.job, self.streamer
         scores = () if job.scores is None else tuple(scores_of(logits, [token], job.scores))
         streamer(torch.tensor([token]))
-        reason: Reason | None = None
-        if token in self.eos or self._stopped():
-            reason = "stop"
-        elif self.length - self.width == job.most or job.late:
-            reason = "length"
+        reason = self.reason_after(token)
         if reason is not None:
             streamer.finish()
         piece = "".join(self.pieces)
@@ -191,6 +189,12 @@ class Row:
         if reason is not None:
             job.send(Ended(self.index, reason))
         return reason
+
+    def reason_after(self, token: int) -> Reason | None:
+        """Return why the text ends after its last token, or None if it goes on."""
+        if token in self.eos or self._stopped():
+            return "stop"
+        return "length" if self.length - self.width == self.job.most or self.job.late else None
 
     def _stopped(self) -> bool:
         stop = self.streamer.stop

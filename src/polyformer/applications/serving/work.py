@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from polyformer.applications.serving.engine import Engine, Overloaded, deadline_after
+from polyformer.applications.serving.grammars import Grammar, Grammars
 from polyformer.applications.serving.replies import ApiError, GrowingChoice
 from polyformer.applications.serving.requests import ChatRequest, CompletionRequest, Prompt, TextRequest
 from polyformer.applications.serving.rows import Ended, Event, Failed, Job, Piece, PromptRead
 from polyformer.core.errors import InputError
 from polyformer.models.generation import BeamConfig, ContrastiveConfig, DolaConfig, GenerationConfig
+from polyformer.models.generation.generate import special_ids
 
 DEFAULT_TOKENS = 16
 """New tokens of a completion without `max_tokens`, as in OpenAI's API."""
@@ -32,6 +34,7 @@ class Prompts:
         self.tokenizer = loaded.task.tokenizer
         vocabulary = self.tokenizer.backend.get_vocab(with_added_tokens=True)
         self.longest = max(map(len, vocabulary))
+        self.grammars = Grammars(self.tokenizer, loaded.model.config.vocab_size)
 
     def of_chat(self, request: ChatRequest) -> list[list[int]]:
         """Return the ids of a conversation."""
@@ -78,6 +81,7 @@ class Prompts:
         try:
             config = self._config(request, chat)
             lengths = [self._new_tokens(config, len(ids), chat, asked) for ids in rows]
+            grammar = self._grammar(request, config)
         except InputError as error:
             name = str(error).partition(":")[0]
             raise ApiError(400, str(error), name if name in type(request).model_fields else None) from error
@@ -98,10 +102,20 @@ class Prompts:
                 prompt_scores=echo and request.scored is not None,
                 frequency_penalty=request.frequency_penalty or 0.0,
                 presence_penalty=request.presence_penalty or 0.0,
+                grammar=grammar,
                 deadline=deadline,
             )
             for ids, most in zip(rows, lengths)
         ]
+
+    def _grammar(self, request: TextRequest, config: GenerationConfig) -> Grammar | None:
+        """Return the grammar of a reply in JSON, None for any text; raise `InputError` for its schema."""
+        if not isinstance(request, ChatRequest) or request.response_format is None:
+            return None
+        schema = request.response_format.wanted
+        if schema is None:
+            return None
+        return self.grammars.of_schema(schema, special_ids(self.loaded.model, config).eos)
 
     def _new_tokens(self, config: GenerationConfig, length: int, chat: bool, asked: int | None) -> int:
         """Return the most new tokens after a prompt; raise `ApiError` if they do not fit."""
