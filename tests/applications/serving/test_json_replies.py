@@ -218,11 +218,28 @@ def test_the_client_parses_a_class(address: str):
     assert ended
 
 
-def test_a_schema_is_refused_in_openais_form(address: str):
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nope"}}}
-    with pytest.raises(openai.BadRequestError, match="Invalid type: nope") as refusal:
+REFUSED = {
+    "Invalid type: nope": {"type": "nope"},
+    "anyOf is empty": {"enum": []},
+    "no text fulfils it": {"$ref": "#"},
+    "another document": {"$ref": "file:///etc/passwd"},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    '"contains"': {"type": "array", "contains": {}, "x-guidance": {"lenient": True}},
+    "at most 65,536": {"enum": ["word" * 30_000]},
+    "recursion": json.loads('{"items": ' * 300 + "{}" + "}" * 300),
+    "too large": {
+        "allOf": [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in "abcd"]} for i in range(12)]
+    },
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_schema_is_refused_in_openais_form(address: str, reason: str):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": REFUSED[reason]}}
+    with pytest.raises(openai.BadRequestError, match=reason) as refusal:
         client_of(address).chat.completions.create(
             model="tiny", messages=[turn("user", "Hi")], response_format=form
         )
     assert refusal.value.param == "response_format"
     assert refusal.value.type == "invalid_request_error"
+    assert "passwd" not in refusal.value.message
