@@ -133,6 +133,9 @@ def test_a_chat_is_that_of_the_library(client: Any, model: Any):
     )[0]
     assert reply.usage.prompt_tokens == len(ids)
     assert reply.usage.completion_tokens <= 20
+    again = client.chat.completions.create(model="tiny", messages=messages, max_tokens=20)
+    assert again.choices[0].message.content == expected
+    assert again.usage.prompt_tokens_details.cached_tokens == len(ids) - 1
     assert choice.finish_reason == ("length" if reply.usage.completion_tokens == 20 else "stop")
     parts = [turn("user", [{"type": "text", "text": "An"}, {"type": "text", "text": "na"}])]
     reply = client.chat.completions.create(model="tiny", messages=parts, max_completion_tokens=9, seed=3)

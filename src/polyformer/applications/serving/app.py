@@ -119,8 +119,8 @@ class ModelServer:
         if work.first_token is not None:
             self.metrics.first_token.observe(work.first_token - arrival)
 
-    def _usage(self, work: Work, new: int) -> dict[str, int]:
-        return usage_of(sum(len(job.ids) for job in work.jobs), new)
+    def _usage(self, work: Work, new: int) -> dict[str, Any]:
+        return usage_of(sum(len(job.ids) for job in work.jobs), new, work.shared)
 
     async def _stream(
         self, request: TextRequest, work: Work, reply: Reply, echoes: list[str], arrival: float

@@ -2,7 +2,8 @@
 
 Continuous batching (Yu et al. 2022, Orca, section 3.2): the batch changes after every step. A loop of
 
-    one chunk of the prompt of the oldest waiting request; once it is read, its rows join the batch (`states`)
+    one chunk of the prompt of the oldest waiting request, without the beginning that an earlier text had
+    (`prefixes`); once it is read, its rows join the batch (`states`)
     one step: a token for each row; rows that have ended leave the batch
 
 so that a long prompt delays the others by a chunk, and a short text does not wait for a long text. Models
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from polyformer.applications.serving.grammars import ConstrainedRow
+from polyformer.applications.serving.prefixes import KeptTexts
 from polyformer.applications.serving.rows import (
     Ended,
     Event,
@@ -54,6 +56,7 @@ class Limits:
 
     batch: texts that are generated at once. queue: texts that may wait. tokens: of a prompt and its new
     tokens together. seconds: of a request, from its arrival; a text ends then. body: bytes of a request.
+    kept: tokens of earlier texts whose cache is kept (`prefixes`); None for as many as `tokens`.
     """
 
     batch: int = 16
@@ -61,6 +64,7 @@ class Limits:
     tokens: int = 4096
     seconds: float = 600.0
     body: int = 2**22
+    kept: int | None = None
 
 
 class Overloaded(Exception):  # noqa: N818 - it is no error of the program
@@ -69,22 +73,27 @@ class Overloaded(Exception):  # noqa: N818 - it is no error of the program
 
 @dataclasses.dataclass
 class PromptReading:
-    """A prompt that is read in chunks."""
+    """A prompt that is read in chunks. shared: its first tokens that were not read."""
 
     job: Job
     state: ModelState
     done: int = 0
+    shared: int = 0
     scores: list[TokenScore] = dataclasses.field(default_factory=list)
     last: Tensor | None = None  # logits [1, V] of the token before the next chunk
 
 
 class Load(NamedTuple):
-    """The load of an engine: texts that are generated and that wait, and tokens so far."""
+    """The load of an engine: texts that are generated and that wait, and tokens so far.
+
+    shared_tokens: of prompts, whose cache was there already; they are not among `prompt_tokens`.
+    """
 
     running: int
     waiting: int
     prompt_tokens: int
     new_tokens: int
+    shared_tokens: int
 
 
 class Engine:
@@ -108,7 +117,9 @@ class Engine:
         self.state: ModelState | None = None
         self.next_logits: list[Tensor] = []  # [1, V] of each row
         self.packed_rows = 0
-        self.prompt_tokens = self.new_tokens = 0
+        self.prompt_tokens = self.new_tokens = self.shared_tokens = 0
+        most = limits.tokens if limits.kept is None else limits.kept
+        self.texts = KeptTexts(most) if self.joins and most else None
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> "Engine":
@@ -124,7 +135,7 @@ class Engine:
         """Return the present load."""
         with self.changed:
             waiting = sum(job.count for job in self.waiting)
-        return Load(len(self.rows), waiting, self.prompt_tokens, self.new_tokens)
+        return Load(len(self.rows), waiting, self.prompt_tokens, self.new_tokens, self.shared_tokens)
 
     @property
     def alive(self) -> bool:
@@ -194,9 +205,17 @@ class Engine:
                 return
             with self.changed:
                 self.waiting.popleft()
-            self.reading = PromptReading(job, self.model.new_state(len(job.ids), self.cache))
+            self.reading = self._begun(job)
         if self.reading is not None:
             self._guarded([self.reading.job], self._read_chunk)
+
+    def _begun(self, job: Job) -> PromptReading:
+        """Return the reading of a prompt, after the tokens whose cache is kept; scores need all tokens."""
+        known = None if self.texts is None or job.prompt_scores else self.texts.longest_beginning(job.ids)
+        if known is None:
+            return PromptReading(job, self.model.new_state(len(job.ids), self.cache))
+        self.shared_tokens += known.length
+        return PromptReading(job, known.state, known.length, known.length)
 
     def _guarded(self, jobs: list[Job], action: Callable[[], None]) -> None:
         """Run a part of the work of jobs; an error ends only these jobs."""
@@ -227,11 +246,13 @@ class Engine:
         if reading.done == len(job.ids):
             self.reading = None
             logits = self.model.predictions(hidden[:, -1:])[:, 0]
-            self._join(job, logits, reading.state, tuple(reading.scores))
+            if self.texts is not None:
+                self.texts.add(job.ids, reading.state)
+            job.send(PromptRead(tuple(reading.scores), reading.shared))
+            self._join(job, logits, reading.state)
 
-    def _join(self, job: Job, logits: Tensor, state: ModelState, scores: tuple[TokenScore, ...]) -> None:
+    def _join(self, job: Job, logits: Tensor, state: ModelState) -> None:
         """Add the rows of a job after its prompt."""
-        job.send(PromptRead(scores))
         if job.most == 0:
             for index in range(job.count):
                 job.send(Ended(index, "length"))
@@ -304,6 +325,8 @@ class Engine:
             if token is not None:
                 kept.append(number)
                 tokens.append(token)
+            elif not row.job.cancelled.is_set():
+                self._remember(number, row)
         self._keep(kept)
         if not self.rows:
             return
@@ -326,6 +349,13 @@ class Engine:
             row.job.send(failure(error))
             row.job.cancelled.set()
             return None
+
+    def _remember(self, number: int, row: Row) -> None:
+        """Keep the state of a text that has ended, before its last token; of a prompt's texts the first."""
+        if self.texts is None or row.index or row.length > self.texts.most:
+            return
+        assert self.state is not None
+        self.texts.add(row.text[0, : row.length - 1].tolist(), selected(self.state, [number]))
 
     def _pack(self, rows: int) -> None:
         """Choose the layout of weights for steps of up to this number of rows."""

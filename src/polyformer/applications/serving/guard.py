@@ -40,7 +40,12 @@ class EngineCollector:
         load = self.engine.load
         yield GaugeMetricFamily("polyformer_running_texts", "Texts in the batch.", value=load.running)
         yield GaugeMetricFamily("polyformer_waiting_texts", "Texts in the queue.", value=load.waiting)
-        for name, value in (("prompt", load.prompt_tokens), ("generated", load.new_tokens)):
+        counted = (
+            ("prompt", load.prompt_tokens),
+            ("shared", load.shared_tokens),
+            ("generated", load.new_tokens),
+        )
+        for name, value in counted:
             yield CounterMetricFamily(f"polyformer_{name}_tokens", f"Tokens ({name}) so far.", value=value)
 
 

@@ -61,7 +61,7 @@ class Reply:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    def whole(self, choices: Sequence[GrowingChoice], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[GrowingChoice], usage: dict[str, Any]) -> dict[str, Any]:
         """Return the reply with all texts."""
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [self._whole_choice(c) for c in choices], "usage": usage}
@@ -80,7 +80,7 @@ class Reply:
             part["text"] = text or ""
         return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": [part]}
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Return the chunk with the numbers of tokens, the last of a stream."""
         head = self._head("chat.completion.chunk" if self.chat else "text_completion")
         return {**head, "choices": [], "usage": usage}
@@ -134,12 +134,13 @@ class Reply:
         return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
 
 
-def usage_of(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """Return the numbers of tokens of a request."""
+def usage_of(prompt_tokens: int, new_tokens: int, shared: int) -> dict[str, Any]:
+    """Return the numbers of tokens of a request. shared: of the prompt, read before for another text."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,
         "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": shared},
     }
 
 

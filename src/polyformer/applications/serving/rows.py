@@ -67,9 +67,13 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class PromptRead:
-    """The prompt was read: the scores of its tokens, if they were requested."""
+    """The prompt was read: the scores of its tokens, if they were requested.
+
+    shared: how many of its tokens were read for an earlier text.
+    """
 
     scores: tuple[TokenScore, ...] = ()
+    shared: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

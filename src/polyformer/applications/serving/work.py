@@ -156,6 +156,7 @@ class Work:
         self.loop = asyncio.get_running_loop()
         self.inbox: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.first_token: float | None = None  # when the first token came, on the monotonic clock
+        self.shared = 0  # tokens of the prompts that were read before
         for number, job in enumerate(jobs):
             job.send = functools.partial(self._send, number)
 
@@ -186,6 +187,7 @@ class Work:
                 raise ApiError(503 if event.overloaded else 500, event.message, code="generation_failed")
             start = sum(job.count for job in self.jobs[:number])
             if isinstance(event, PromptRead):
+                self.shared += event.shared
                 for index in range(self.jobs[number].count):
                     yield start + index, event
                 continue

@@ -22,7 +22,7 @@ from annotated_types import Gt, Interval
 from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError, quote
 from polyformer.core.imports import needs_extra
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.serving.app import ModelServer
@@ -68,6 +68,9 @@ class ServeOptions:
     )
     max_seconds: Annotated[float, Gt(0)] = option(
         "time of a request; its text ends then (default: 600)", 600.0
+    )
+    keep_tokens: NonNegativeInt | None = option(
+        "tokens of earlier texts whose cache is kept for prompts that begin alike (default: as --max-tokens)"
     )
     max_bytes: PositiveInt = option("bytes of a request (default: 4194304)", 2**22, most=2**30)
     attention: str | None = option(
@@ -179,6 +182,7 @@ def limits_of(options: ServeOptions, model: Any) -> "Limits":
         tokens=tokens,
         seconds=options.max_seconds,
         body=options.max_bytes,
+        kept=options.keep_tokens,
     )
 
 
