@@ -3,6 +3,8 @@
 import importlib
 import json
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,25 @@ def test_wandb_writes_its_files_without_a_network(tmp_path: Path, monkeypatch: p
     files = list(out.rglob(f"*{known}.wandb"))
     assert len(files) == 2, "both parts are of one run"
     assert all(file.stat().st_size for file in files)
+
+
+def test_trackio_has_the_rows_of_the_record_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where it is installed; its release needs pillow 12, and works with the tested version 13."""
+    for name, value in {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+    }.items():
+        monkeypatch.setenv(name, value)  # before it is imported
+    pytest.importorskip("trackio")
+    out = tmp_path / "speed" / "first"
+    run(out, steps=6, tracking=("trackio",))
+    run(out, steps=9, tracking=("trackio",), resume=True)
+    with closing(sqlite3.connect(tmp_path / "trackio" / "speed.db")) as records:
+        rows = records.execute("SELECT run_id, run_name, step, metrics FROM metrics").fetchall()
+        (settings,) = records.execute("SELECT config FROM configs").fetchone()
+    assert {(number, name) for number, name, _, _ in rows} == {(rows[0][0], "first")}
+    assert {step: json.loads(values)["loss"] for _, _, step, values in rows} == pytest.approx(losses(out))
+    assert json.loads(settings)["steps"] == 9
 
 
 def test_trackers_are_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -86,7 +86,8 @@ class Trackers:
             self.known[name] = tracker.tracker.id
         elif name == "mlflow":
             self.known[name] = tracker.tracker.info.run_id
-        if not self.after and name != "tensorboard":  # accelerate would write its events to a second folder
+        # For TensorBoard accelerate would write to a second folder. A resume in trackio replaces settings.
+        if name == "trackio" or (not self.after and name != "tensorboard"):
             tracker.store_init_configuration(settings)
 
     @property
