@@ -99,11 +99,11 @@ class Server:
 
 
 def request_of(number: int, name: str) -> dict[str, Any]:
-    """The ordinary request of a number: a question, half of them as streams."""
+    """The ordinary request of a number: a question, which is asked with and without a stream in turn."""
     question = QUESTIONS[number % len(QUESTIONS)]
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     common = {"model": name, "messages": messages, "temperature": 0}
-    return {**common, "max_tokens": TOKENS[number % len(TOKENS)], "stream": number % 4 > 1}
+    return {**common, "max_tokens": TOKENS[number % len(TOKENS)], "stream": number // len(QUESTIONS) % 2 > 0}
 
 
 def hostile_bodies(name: str) -> list[tuple[str, str, bytes]]:
@@ -139,8 +139,8 @@ def hostile_bodies(name: str) -> list[tuple[str, str, bytes]]:
 
 def ask(server: Server, number: int, figures: Figures) -> None:
     """Send an ordinary request, and record its text and times."""
-    kind = number % (len(QUESTIONS) * 4)
-    request, start = request_of(kind, server.name), time.monotonic()
+    kind = number % len(QUESTIONS)
+    request, start = request_of(number, server.name), time.monotonic()
     try:
         with server.sent(CHAT, json.dumps(request).encode()) as reply:
             if reply.status != 200:
@@ -192,7 +192,7 @@ def attack(server: Server, what: str, path: str, body: bytes, figures: Figures) 
 
 def leave(server: Server, figures: Figures) -> None:
     """Begin a stream and leave it after its first event."""
-    body = {**request_of(2, server.name), "max_tokens": 400}
+    body = {**request_of(len(QUESTIONS), server.name), "max_tokens": 400}
     try:
         with server.sent(CHAT, json.dumps(body).encode()) as reply:
             if reply.status != 200:
@@ -207,7 +207,7 @@ def leave(server: Server, figures: Figures) -> None:
 def run_clients(server: Server, clients: int, seconds: float, figures: Figures) -> float:
     """Run ordinary clients for a time; return the tokens per second that the server generated."""
     end = time.monotonic() + seconds
-    numbers = itertools.count()
+    numbers = itertools.count(len(QUESTIONS))  # a stream first
 
     def client() -> None:
         while time.monotonic() < end and len(figures.failures) < 20:
@@ -272,8 +272,7 @@ def recorded_memory(server: Server, sizes: list[float], every: float) -> Iterato
 def measure(server: Server, clients: int, seconds: float) -> dict[str, Any]:
     """Return the figures of a server by name, and its failures."""
     single, half, beside, sizes = Figures(), Figures(), Figures(), list[float]()
-    kinds = len(QUESTIONS) * 4
-    for number in range(kinds):  # each text, computed alone
+    for number in range(len(QUESTIONS)):  # each text, computed alone
         ask(server, number, single)
     single.seconds.clear()
     single.first.clear()
