@@ -112,6 +112,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "ctrl": {**GPT, "dff": 24, "pad_token_id": 0},
     "deepseek_v2": EXPERTS,
     "deepseek_v3": EXPERTS | {"n_group": 2, "topk_group": 1},
+    "deepseek_v32": EXPERTS
+    | {"n_group": 2, "topk_group": 1, "index_topk": 4, "index_n_heads": 8, "index_head_dim": 8},
     "gpt_oss": LLAMA | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
     "mamba2": {
         **{"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 8},
