@@ -16,7 +16,7 @@ from polyformer.applications.harness import HarnessSettings, TokenReader, evalua
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.training.recipes.run import writer
 from polyformer.training.tasks.lm import LanguageModelling
 

@@ -8,7 +8,7 @@ import torch
 from tokenizers import AddedToken, processors
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.presets import create_model
 from polyformer.nn.heads import HeadConfig
 

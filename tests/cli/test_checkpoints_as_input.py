@@ -11,7 +11,7 @@ import torch
 
 import polyformer
 from polyformer.cli.main import main
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.nn.heads import ClassifyConfig, SpanConfig, TagConfig
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"

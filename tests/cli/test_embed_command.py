@@ -23,7 +23,7 @@ from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.core.ops.layers import pool
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.checkpoints.folder_files import write_modules
 from polyformer.models.presets import create_model
 from polyformer.nn.heads import EmbedConfig

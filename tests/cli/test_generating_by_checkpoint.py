@@ -13,7 +13,7 @@ import torch
 import polyformer
 from polyformer.cli.main import main
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.generation import GenerationConfig
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"

@@ -12,7 +12,7 @@ import yaml
 
 from polyformer.cli.main import main
 from polyformer.data.rows.noising import add_sentinels
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.nn.heads import ChooseConfig, ClassifyConfig
 

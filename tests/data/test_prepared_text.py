@@ -20,7 +20,7 @@ from polyformer.data.prepared import preparing
 from polyformer.data.prepared.folder import MANIFEST, Manifest, PreparedFolder, Settings
 from polyformer.data.prepared.preparing import pieces
 from polyformer.data.sources.held_out import select_rows
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 KILLS = int(os.environ.get("KILLS", "3"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

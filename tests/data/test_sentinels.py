@@ -5,7 +5,7 @@ import pytest
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.rows.noising import add_sentinels, sentinel_ids
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 
 
 @pytest.mark.parametrize("algorithm", ["bytes", "bpe", "wordpiece", "unigram"])

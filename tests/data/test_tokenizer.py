@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
 from polyformer.data.rows.noising import add_sentinels
-from polyformer.data.tokenizers.loading import build_tokenizer, load_tokenizer
+from polyformer.data.tokenizers import build_tokenizer, load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 TEXTS = [

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers import pipelines
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer, pipelines
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<x>", "fox", "Dog", "dog", "##s", "x", "<", ">"]

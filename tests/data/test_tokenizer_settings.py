@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
-from polyformer.data.tokenizers.loading import load_tokenizer
-from polyformer.data.tokenizers.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
+from polyformer.data.tokenizers import load_tokenizer
+from polyformer.data.tokenizers.model_files import NORMAL, UNKNOWN, Pieces, pipeline
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 transformers = pytest.importorskip("transformers")

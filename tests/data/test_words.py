@@ -8,7 +8,7 @@ import pytest
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.rows.masking import sentence_ends, word_starts
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 
 TEXTS = ["hello world, this is a small text. unbelievable!"] * 5
 

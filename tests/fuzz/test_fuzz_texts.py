@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyformer.core.parsing import dump_yaml
 from polyformer.data.formats.readers import READERS
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.training.recipes.recipe import Recipe, find_recipe, recipe_names, recipe_text
 

@@ -18,7 +18,7 @@ from polyformer.cli.commands.before_after import (
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert
 from polyformer.models.presets import create_model

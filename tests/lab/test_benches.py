@@ -11,7 +11,7 @@ import polyformer
 from polyformer.applications.retrieval.store import open_folder
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer_lab.bench import generation, models, neighbours, overhead, passes
 from polyformer_lab.bench.overhead import plain_decoder
 from polyformer_lab.bench.passes import agreement

@@ -9,7 +9,7 @@ import torch
 
 from polyformer import InputError, create_model
 from polyformer.data import TokenizerConfig, build_tokenizer
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row
 from polyformer_lab.measures.attention import SPECIAL, received, separated, within

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import polyformer  # noqa: E402
 from polyformer.attention.patterns import Global, Window  # noqa: E402
 from polyformer.data import TokenizerConfig  # noqa: E402
-from polyformer.data.tokenizers.loading import build_tokenizer  # noqa: E402
+from polyformer.data.tokenizers import build_tokenizer  # noqa: E402
 from polyformer.models import transformers as hub  # noqa: E402
 from polyformer.models.architectures import Transformer  # noqa: E402
 from polyformer.models.generation import GenerationConfig  # noqa: E402

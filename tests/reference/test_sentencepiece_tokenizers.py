@@ -11,7 +11,7 @@ import pytest
 from tokenizer_cases import LEARNT, TEXTS, both, same, saves, write
 
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Causal
 from polyformer.core.sequence.context import Context
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model, model_config
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import FAMILIES, Family, from_transformers
 from polyformer.models.config import ModelConfig

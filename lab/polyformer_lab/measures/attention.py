@@ -14,7 +14,7 @@ from torch import Tensor
 from polyformer.cli.plots.heads import matrices, spectra
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer_lab.cells import Cell, Row, measurement

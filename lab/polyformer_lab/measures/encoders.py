@@ -21,7 +21,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.measuring import time_once
 from polyformer.data import DataConfig, Tokenizer, read
 from polyformer.data.sources.files import opened
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import config_of, convert, from_pretrained
 from polyformer.nn.heads import EmbedConfig

@@ -23,7 +23,7 @@ from polyformer.applications.exits import (
     translation_generator,
 )
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import from_pretrained
 from polyformer.models.generation import BeamConfig

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyformer.cli.commands.before_after import TextMeasurement, measure, text_reader
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert, from_pretrained
 from polyformer.nn.memory.base import set_length

@@ -25,7 +25,7 @@ from polyformer.core.sequence.tokens import Tokens
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.rows.structured import structured
 from polyformer.data.string_tasks import END, PAD, START, STRINGS, VOCABULARY
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelOutput
 from polyformer.training import Batch

@@ -21,7 +21,7 @@ from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load, read
 from polyformer.data.formats.questions_and_summaries import HEADING
 from polyformer.data.formats.readers import PIECE
 from polyformer.data.sources.files import opened
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.training.recipes.recipe import with_data
 from polyformer_lab.cells import Cell, Row, measurement, preparation
 from polyformer_lab.machine import SOURCES

@@ -19,7 +19,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import read_json
 from polyformer.core.foreign_checkpoints import gguf_file
 from polyformer.core.ops.layers import pool
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG
 from polyformer.models.checkpoints.folder_files import TextReading, embedding_head, text_reading

@@ -18,7 +18,7 @@ from polyformer.core.foreign_checkpoints import gguf_file
 from polyformer.data import DataConfig, read
 from polyformer.data.formats.images import SUFFIXES, picture_row
 from polyformer.data.sources.checks import fingerprint
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import TowersConfig, TwoTowers
 from polyformer.models.checkpoints import config_of
 from polyformer.training.recipes.run import is_checkpoint, open_model

@@ -23,7 +23,7 @@ from polyformer.data.rows.packing import pack
 from polyformer.data.rows.pairs import next_sentence_pairs, pair_row, sentence_order_pairs, translation_row
 from polyformer.data.sources.library_text import default_documents
 from polyformer.data.sources.splits import DataConfig, Splits, load, read
-from polyformer.data.tokenizers.loading import build_tokenizer, load_tokenizer
+from polyformer.data.tokenizers import build_tokenizer, load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 __all__ = [

@@ -14,7 +14,7 @@ from polyformer.attention.positions.rope_extensions import YarnConfig
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer, load_tokenizer
+from polyformer.data.tokenizers import build_tokenizer, load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import convert
 from polyformer.models.presets import create_model

@@ -9,7 +9,7 @@ import pytest
 import polyformer
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.checkpoints import config_of
 from polyformer.models.checkpoints.load import start_from
 from polyformer.models.presets import create_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyformer import GenerationConfig, create_model
-from polyformer.data.tokenizers.sentencepiece import NORMAL, UNKNOWN, Pieces, pipeline
+from polyformer.data.tokenizers.model_files import NORMAL, UNKNOWN, Pieces, pipeline
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 from polyformer.models.generation import ContinuedText, TextStreamer
 from polyformer.models.generation.results import CONTEXT

@@ -10,7 +10,7 @@ from twins import V, texts, transformers, twins
 import polyformer
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models import transformers as hub
 from polyformer.models.presets import create_model
 

@@ -11,7 +11,7 @@ import torch
 import polyformer.models.transformers
 from polyformer import create_model
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 
 TEXTS = [f"line {i} of a small text" for i in range(60)]
 ROWS = [

@@ -12,7 +12,7 @@ import polyformer
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models.checkpoints.folder_files import embedding_head, write_modules
 
 TEXTS = [f"line {i} of a small text" for i in range(60)]
@@ -40,7 +40,7 @@ def source_folder(folder: Path) -> Path:
 
 def ours(folder: Path, texts: list[str]) -> torch.Tensor:
     """Vectors [N, E] by our model and our tokenizer, text by text."""
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
 
     model, tokenizer = polyformer.from_pretrained(folder), load_tokenizer(folder)
     with torch.no_grad():

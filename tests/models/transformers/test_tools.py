@@ -8,7 +8,7 @@ import torch
 from twins import transformers
 
 from polyformer.data import TokenizerConfig
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models import transformers as hub
 from polyformer.models.presets import create_model
 

@@ -8,7 +8,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import MaskingConfig, Splits, Tokenizer, TokenizerConfig
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit

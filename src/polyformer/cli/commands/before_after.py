@@ -29,7 +29,7 @@ from polyformer.core.host_values import IGNORED
 from polyformer.core.measuring import MIB, peak_memory, reset_peak_memory, time_once
 from polyformer.data.rows.masking import mask_tokens
 from polyformer.data.sources.files import opened
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.nn.heads import (

@@ -182,7 +182,7 @@ def run_convert(options: ConvertOptions) -> None:
 
 def _save_tokenizer(options: ConvertOptions, before: Any, model: Any) -> None:
     """Write the tokenizer of the model `before` for the converted model, or print why there is none."""
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
     from polyformer.models.config import longest_text
 
     try:
@@ -273,7 +273,7 @@ def rows_of_text(model: "Transformer", folder: str, text: str, length: int, toke
     """Return rows of `length` tokens, at most `tokens` in all, of a text by the tokenizer in `folder`."""
     from polyformer.cli.commands.inputs import ModelAndTexts, token_rows
     from polyformer.data import DataConfig
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
 
     source = ModelAndTexts(model, load_tokenizer(folder), DataConfig(path=text), ("text",))
     return token_rows(source, "text", length, max(1, tokens // length))
@@ -324,7 +324,7 @@ def run_export(options: ExportOptions) -> None:
     computes windows, global tokens and BigBird's blocks in time proportional to the length. Prints how each
     layer computes attention.
     """
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.models.config import longest_text
     from polyformer.models.export import export_model

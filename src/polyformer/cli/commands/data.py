@@ -135,7 +135,7 @@ def _settings(options: DataOptions, folder: Path) -> "Settings":
     """Return the settings, and save the tokenizer in the folder."""
     from polyformer.data.prepared.folder import TOKENIZER, Settings, is_prepared
     from polyformer.data.prepared.preparing import sample
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
     from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
     reading = set_options(options, ("format", "column", "validation", "shard_tokens"))

@@ -189,7 +189,7 @@ def load(name: str, path: str | None, device: str, overrides: dict[str, Any] | N
     The default texts are the run's training data, or the default text.
     """
     from polyformer.data import DataConfig
-    from polyformer.data.tokenizers.loading import load_tokenizer
+    from polyformer.data.tokenizers import load_tokenizer
     from polyformer.models.architectures.pretrained import RECIPE
     from polyformer.training.recipes.recipe import with_data
     from polyformer.training.recipes.run import Run, choose_device, is_checkpoint, open_model

@@ -21,7 +21,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import open_file, read_json, write_json, writing
 from polyformer.core.paths import refuse_links
 from polyformer.core.ranges import PositiveInt
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 MANIFEST, TOKENIZER, VERSION = "manifest.json", "tokenizer", 1

@@ -49,7 +49,7 @@ from polyformer.data.sources.held_out import EvenSelection
 from polyformer.data.sources.library_text import LIBRARY
 from polyformer.data.sources.origins import matching, source_files
 from polyformer.data.sources.splits import DataConfig, checked_rows
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 

@@ -38,7 +38,7 @@ from polyformer.data.rows.batching import (
     share_of_epoch,
 )
 from polyformer.data.rows.packing import IGNORED, packed_row
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
 
 MIXTURES = (".yaml", ".yml")

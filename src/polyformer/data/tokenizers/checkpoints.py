@@ -31,7 +31,7 @@ from polyformer.core.imports import needs_extra
 from polyformer.core.paths import refuse_links
 from polyformer.data.chat.files import of_folder
 from polyformer.data.chat.template import RenderedChat
-from polyformer.data.tokenizers.gguf import load_gguf
+from polyformer.data.tokenizers.model_files import load_gguf, pipeline, read_pieces
 from polyformer.data.tokenizers.pipelines import (
     load_bpe,
     load_json,
@@ -41,7 +41,6 @@ from polyformer.data.tokenizers.pipelines import (
     with_prefix_space,
     with_special,
 )
-from polyformer.data.tokenizers.sentencepiece import pipeline, read_pieces
 from polyformer.data.tokenizers.special_tokens import ROLES
 from polyformer.data.tokenizers.tokenizer import PIECE_FILES, Tokenizer, check_texts
 

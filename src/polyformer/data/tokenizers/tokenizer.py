@@ -97,7 +97,7 @@ class Tokenizer:
         `texts` are read once, by WordPiece twice (an iterator is then held in memory). Unigram's scores are
         summed in the order of a hash table, so that their last digits, and thereby ids, vary between runs.
         """
-        from polyformer.data.tokenizers.training import train_tokenizer
+        from polyformer.data.tokenizers.pipelines import train_tokenizer
 
         normalization = config.normalization or ("nfkc" if config.algorithm == "unigram" else "nfc")
         options = config.algorithm, normalization, config.lowercase, config.vocab_size

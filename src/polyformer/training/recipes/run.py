@@ -26,7 +26,7 @@ from polyformer.core.paths import checked_path
 from polyformer.core.ranges import JSON_BYTES, YAML_BYTES
 from polyformer.data import DataConfig, Tokenizer
 from polyformer.data.sources.checks import Fingerprint, data_changes, of_file
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.data.tokenizers.tokenizer import PIECE_FILES
 from polyformer.models.architectures import (
     Transformer,

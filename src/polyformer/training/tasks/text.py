@@ -25,7 +25,7 @@ from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.prepared.folder import FramedText
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, PreparedText
 from polyformer.data.rows.batching import Batch, Corrupt, Row, row_lengths
-from polyformer.data.tokenizers.loading import build_tokenizer
+from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models.config import ModelConfig, SpecialTokens
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig

@@ -26,7 +26,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import write_output
 from polyformer.core.foreign_checkpoints import load_by_transformers
-from polyformer.data.tokenizers.loading import load_tokenizer
+from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 
 
