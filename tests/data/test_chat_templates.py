@@ -14,8 +14,7 @@ from tokenizers import AddedToken
 from chat_templates import CHATML, CONVERSATIONS, SPECIAL, TEMPLATES, USER, turn
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig, load_tokenizer
-from polyformer.data.chat import ChatTemplate, RenderedChat
-from polyformer.data.chat.template import SANDBOX, Sandbox
+from polyformer.data.chat import SANDBOX, ChatTemplate, RenderedChat, Sandbox
 
 TEXT = [f"What is {i}? It is true, Zürich has 21 °C; 数 and so on." for i in range(40)]
 
@@ -154,7 +153,7 @@ def test_a_template_stays_in_its_sandbox(source: str):
 
 def test_the_process_of_a_template_opens_no_file():
     """A limit of the kernel, behind the sandbox of Jinja."""
-    program = Path(__file__).parents[2] / "src/polyformer/data/chat/sandbox.py"
+    program = Path(__file__).parents[2] / "src/polyformer/data/chat_sandbox.py"
     code = (
         f"import runpy, socket; runpy.run_path({str(program)!r})['limit_process'](2 ** 30)\n"
         f"for call in (lambda: open({str(program)!r}), socket.socket):\n"

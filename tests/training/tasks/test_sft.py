@@ -12,9 +12,8 @@ from chat_templates import CHATML, TEMPLATES
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.data import Splits
-from polyformer.data.chat.learned import learned_spans
-from polyformer.data.chat.template import ChatTemplate
-from polyformer.data.rows.whole_documents import pack_whole
+from polyformer.data.chat import ChatTemplate
+from polyformer.data.rows.packing import learned_spans, pack_whole
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import InstructionTuning, InstructionTuningConfig, TaskWithData

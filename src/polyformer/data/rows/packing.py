@@ -1,4 +1,4 @@
-"""Documents end to end: packed rows, and documents that batches read in order.
+"""Documents in rows: packed end to end, read in order by batches, or whole with labels for some tokens.
 
 Packed rows have equal length, without padding inside, loss or mixing of documents. Documents are concatenated
 and cut every `length` tokens. A document's continuation in the next row is a new document there, with
@@ -14,17 +14,36 @@ So the memory of a model such as Transformer-XL contains the preceding text of e
 documents of an epoch are concatenated in random order and cut into rows of equal length; the rest of a
 document after a cut is a separate document. Held-out documents are not cut: they are distributed to the rows,
 the longest first. Dai et al. 2019, section 3.2 (its released code: `LMOrderedIterator`).
+
+Conversations are not cut either, so rows are not full. The longest document is placed first, each in the
+fullest row with enough space (best fit, decreasing lengths), which leaves few gaps. Rows end at their last
+document; padding is added by the batch. A model learns to write the tokens of the assistant. Where a template
+marks them by `{% generation %}`, its marks decide. Elsewhere the text of message i, of the assistant, is what
+the conversation grows by:
+
+    before_i = render(messages[:i], add_generation_prompt=True)
+    after_i = render(messages[:i + 1])
+    span_i = [len(before_i), len(after_i))
+
+So the end of the turn belongs to the message and the beginning of the turn, which the prompt of a generation
+contains, does not. This needs before_i to be the beginning of after_i, and after_i that of the whole text. A
+template that changes earlier messages when the conversation continues, as those that drop earlier reasoning,
+is refused.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
+from polyformer.data.chat import ChatTemplate, Message, RenderedChat
 from polyformer.data.rows.batching import Batch, Position
+from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 IGNORED = -100
 
@@ -191,3 +210,112 @@ def _piece(document: Sequence[int], number: int, start: int) -> np.ndarray:
     ids = np.asarray(document, np.int64)
     places = start + np.arange(len(ids))
     return np.stack([ids, np.full_like(ids, number), np.append(ids[1:], IGNORED), places])
+
+
+Marked = tuple[Sequence[int], Sequence[bool]]
+"""The token ids of a document, and which of them have labels."""
+
+
+def pack_whole(documents: Sequence[Marked], length: int) -> list[dict[str, np.ndarray]]:
+    """Return rows of at most `length` tokens with the fields of `packing.pack`; label -100 if not learned.
+
+    The documents of a row, and the rows by their first document, keep their order. Raises `InputError` for a
+    longer document.
+    """
+    longest = max((len(ids) for ids, _ in documents), default=0)
+    if longest > length:
+        raise InputError(f"length: a document has {longest} tokens, more than the {length} of a row")
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []  # (tokens left, row), in this order
+    for number in sorted(range(len(documents)), key=lambda number: -len(documents[number][0])):
+        size = len(documents[number][0])
+        place = bisect_left(spaces, (size, -1))
+        if place == len(spaces):
+            rows.append([])
+            spaces.append((length, len(rows) - 1))
+            place = len(spaces) - 1
+        space, row = spaces.pop(place)
+        rows[row].append(number)
+        insort(spaces, (space - size, row))
+    return [marked_row([documents[number] for number in sorted(row)]) for row in sorted(rows, key=min)]
+
+
+def marked_row(documents: Sequence[Marked]) -> dict[str, np.ndarray]:
+    """Return a row of these documents, without padding."""
+    pieces = [(np.asarray(ids, np.int32), 0) for ids, _ in documents]
+    row = packed_row(pieces, sum(len(ids) for ids, _ in pieces), 0, masked=False)
+    learned = np.concatenate([np.asarray(marks, bool) for _, marks in documents])
+    row["labels"] = np.where(learned, row["labels"], IGNORED).astype(np.int32)
+    return row
+
+
+ASSISTANT = "assistant"
+
+TAG = re.compile(r"\{%[-+]?\s*generation\b")
+"""The tag by which a template marks what the assistant writes."""
+
+
+def learned_spans(
+    chat: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    last_only: bool = False,
+) -> RenderedChat:
+    """Return the text of a conversation with the spans of the assistant's messages.
+
+    last_only: only the span of the last message, which is the assistant's. Raises `InputError` for a template
+    that refuses the conversation or changes its beginning when it continues, and without `{% generation %}`
+    for a conversation that the assistant begins.
+    """
+    if TAG.search(chat.source(tools)) and not last_only:
+        return chat.render_spans(messages, tools)
+    whole = chat.render_spans(messages, tools)
+    if last_only:
+        start = len(_prompt(chat, messages, len(messages) - 1, tools, whole.text))
+        marked = [span for span in whole.spans if span[1] > start]
+        return RenderedChat(whole.text, tuple(marked) or ((start, len(whole.text)),))
+    spans: list[tuple[int, int]] = []
+    for number, message in enumerate(messages):
+        if message.get("role") == ASSISTANT:
+            after = whole.text
+            if number + 1 < len(messages):
+                after = chat.render(messages[: number + 1], tools=tools)
+                _check_beginning(chat, after, whole.text, tools)
+            spans.append((len(_prompt(chat, messages, number, tools, after)), len(after)))
+    return RenderedChat(whole.text, tuple(spans))
+
+
+def learned_tokens(
+    tokenizer: Tokenizer, conversation: Mapping[str, Any], *, last_only: bool = False
+) -> tuple[list[int], list[bool]]:
+    """Return the ids of {"messages": [...], "tools": [...]}, and which of them are learned."""
+    assert tokenizer.chat is not None
+    messages, tools = conversation["messages"], conversation.get("tools")
+    return tokenizer.encode_chat(learned_spans(tokenizer.chat, messages, tools, last_only=last_only))
+
+
+def _prompt(chat: ChatTemplate, messages: Sequence[Message], number: int, tools: Any, after: str) -> str:
+    """Return the text before message `number`, which is the beginning of the text `after` it."""
+    if number == 0:
+        raise InputError(
+            "messages: the assistant's message is the first, so that nothing precedes it; begin with a "
+            "message of the user, or use a chat template that marks the assistant by {% generation %}"
+        )
+    before = chat.render(messages[:number], tools=tools, add_generation_prompt=True)
+    _check_beginning(chat, before, after, tools)
+    return before
+
+
+def _check_beginning(chat: ChatTemplate, shorter: str, longer: str, tools: Any) -> None:
+    """Raise `InputError` that names the template if a text is not the beginning of the continued text."""
+    if longer.startswith(shorter):
+        return
+    pairs = enumerate(zip(shorter, longer))
+    place = next((place for place, (a, b) in pairs if a != b), min(len(shorter), len(longer)))
+    name = next(name for name, source in chat.sources.items() if source == chat.source(tools))
+    raise InputError(
+        f"chat template {quote(name)}: it changes the beginning of a conversation that continues, at "
+        f"{quote(shorter[max(0, place - 20) : place + 20])}, so that the assistant's text cannot be told "
+        "from the rest; use a template that marks it by {% generation %}, with --task.template FILE"
+    )

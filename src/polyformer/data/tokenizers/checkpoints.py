@@ -29,8 +29,7 @@ from polyformer.core.files import read_json, refuse_pickle
 from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import refuse_links
-from polyformer.data.chat.files import of_folder
-from polyformer.data.chat.template import RenderedChat
+from polyformer.data.chat import RenderedChat, of_folder
 from polyformer.data.tokenizers.model_files import load_gguf, pipeline, read_pieces
 from polyformer.data.tokenizers.pipelines import (
     load_bpe,

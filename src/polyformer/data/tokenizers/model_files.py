@@ -27,7 +27,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from polyformer.core.errors import InputError, quote
 from polyformer.core.foreign_checkpoints import Gguf, read_gguf
 from polyformer.core.imports import needs_extra
-from polyformer.data.chat.files import of_gguf
+from polyformer.data.chat import of_gguf
 from polyformer.data.tokenizers.pipelines import reading, split_names, then, with_special
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 

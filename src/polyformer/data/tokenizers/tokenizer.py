@@ -17,8 +17,7 @@ import numpy as np
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import atomic_write, write_json
-from polyformer.data.chat.files import write_templates
-from polyformer.data.chat.template import ChatTemplate, RenderedChat
+from polyformer.data.chat import ChatTemplate, RenderedChat, write_templates
 from polyformer.data.tokenizers.special_tokens import BYTES, NAMES, SPECIAL_OF
 
 PIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model", "spm_char.model")

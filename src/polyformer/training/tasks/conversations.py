@@ -10,10 +10,9 @@ from typing import Any, Literal, Self
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_bounded
 from polyformer.data import Tokenizer
-from polyformer.data.chat.learned import learned_tokens
-from polyformer.data.chat.template import ChatTemplate
+from polyformer.data.chat import ChatTemplate
 from polyformer.data.rows.batching import Row
-from polyformer.data.rows.whole_documents import Marked
+from polyformer.data.rows.packing import Marked, learned_tokens
 from polyformer.training.tasks.base import Rows, TrainingBatches
 from polyformer.training.tasks.continuing import Continuation
 from polyformer.training.tasks.text import TextRows, TextTask, TextTaskConfig

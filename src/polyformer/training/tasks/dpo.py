@@ -25,7 +25,7 @@ from polyformer.core.ranges import PositiveFloat
 from polyformer.data import Tokenizer
 from polyformer.data.formats.chats import PREFERENCE
 from polyformer.data.rows.batching import Batch, Row
-from polyformer.data.rows.whole_documents import Marked, marked_row
+from polyformer.data.rows.packing import Marked, marked_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import start_from
 from polyformer.models.checkpoints.adapters import base_of, is_adapted

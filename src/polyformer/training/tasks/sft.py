@@ -3,7 +3,7 @@
     loss = -1/N sum over conversations and learned tokens t of log P(x_t | x_<t)
 
 A conversation is rendered by the chat template of the model, and the tokens of the assistant are learned
-(`polyformer.data.chat.learned`). N is the number of these tokens in the step, so a long reply counts more
+(`polyformer.data.rows.packing`). N is the number of these tokens in the step, so a long reply counts more
 than a short reply. Several conversations share a row and do not attend to each other; the loss of a row is
 that of its conversations alone, weighted by their learned tokens.
 """
@@ -16,7 +16,7 @@ from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer
 from polyformer.data.formats.chats import CONVERSATION
 from polyformer.data.rows.batching import Row
-from polyformer.data.rows.whole_documents import Marked, pack_whole
+from polyformer.data.rows.packing import Marked, pack_whole
 from polyformer.nn.heads import LanguageModelConfig
 from polyformer.training.tasks.continuing import NextTokens
 from polyformer.training.tasks.conversations import ChatConfig, ChatRows, ChatTask
