@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyformer import InputError
-from polyformer.data import listops
+from polyformer_lab import listops
 from polyformer_lab.cells import cells_of
 from polyformer_lab.machine import Sources
 from polyformer_lab.measures.generated import drawn, outermost

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_json, write_json
-from polyformer.data.listops import PAD, VOCABULARY, Expression, ListOps
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import create_model
 from polyformer.nn.depth import recorded_depths
@@ -30,6 +29,7 @@ from polyformer.training import (
     train,
 )
 from polyformer_lab.cells import Cell, Row, measurement
+from polyformer_lab.listops import PAD, VOCABULARY, Expression, ListOps
 
 Model = TypeVar("Model", bound=nn.Module)
 Make = Callable[[torch.Generator], Batch]

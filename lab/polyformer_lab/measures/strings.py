@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.rows.structured import structured
-from polyformer.data.string_tasks import END, PAD, START, STRINGS, VOCABULARY
 from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelOutput
@@ -33,6 +32,7 @@ from polyformer_lab.cells import Cell, Row, measurement
 from polyformer_lab.layers import RecurrentWriter
 from polyformer_lab.measures.generated import HELD_OUT, Options, created, tagger, trained
 from polyformer_lab.measures.texts import TEST, TRAIN, Labelled, read_texts
+from polyformer_lab.string_tasks import END, PAD, START, STRINGS, VOCABULARY
 
 RECURRENT = "recurrent"
 """The name of recurrent encoder-decoders in the place of a preset."""

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from polyformer.data.listops import CLOSE, DIGIT, OPERATOR, OPERATORS, ListOps
-from polyformer.data.string_tasks import DIGIT as FIRST
-from polyformer.data.string_tasks import END, PLUS, STRINGS
+from polyformer_lab.listops import CLOSE, DIGIT, OPERATOR, OPERATORS, ListOps
+from polyformer_lab.string_tasks import DIGIT as FIRST
+from polyformer_lab.string_tasks import END, PLUS, STRINGS
 
 
 @pytest.mark.parametrize("task", STRINGS)
