@@ -19,7 +19,7 @@ import torch
 import polyformer
 from forking import run_python, start_python
 from polyformer.data import TokenizerConfig
-from polyformer.data.sources.library_text import default_documents
+from polyformer.data.sources.libraries import default_documents
 from polyformer.data.tokenizers import build_tokenizer, load_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

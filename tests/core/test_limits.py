@@ -16,7 +16,7 @@ from polyformer.core.parsing import parse_expression, parse_json, parse_yaml
 from polyformer.core.ranges import LIMITS, limit_table
 from polyformer.data.formats.images import read_idx
 from polyformer.data.formats.readers import READERS
-from polyformer.data.formats.word_vectors import read_word_vectors
+from polyformer.data.word_vectors import read_word_vectors
 from polyformer.models.attached.attach_settings import restore
 from polyformer.models.generation.config import BeamConfig, GenerationConfig, WholeLengthConfig
 from polyformer.models.presets import model_config

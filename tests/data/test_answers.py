@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.formats.questions_and_summaries import normal_form, read_squad
-from polyformer.data.rows.answers import answer_text, answer_tokens, best_span, encode_with_offsets, windows
+from polyformer.data.formats.published import normal_form, read_squad
+from polyformer.data.rows.structured import (
+    answer_text,
+    answer_tokens,
+    best_span,
+    encode_with_offsets,
+    windows,
+)
 
 MARKS = {"cls_id": 1, "sep_id": 2}
 

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from polyformer import InputError
-from polyformer.data.rows.augmentation import AugmentationConfig, box_view, crop_view, rotation_view, viewed
+from polyformer.data.formats.images import AugmentationConfig, box_view, crop_view, rotation_view, viewed
 
 SIZE = 6, 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.data.formats.benchmarks import BENCHMARKS, published_in, read_benchmark
 from polyformer.data.formats.guess import guess
+from polyformer.data.formats.published import BENCHMARKS, published_in, read_benchmark
 
 A, B = "a dog sleeps", "a cat runs"
 MNLI = [

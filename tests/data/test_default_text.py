@@ -6,7 +6,7 @@ import types
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.data.sources.library_text import default_documents
+from polyformer.data.sources.libraries import default_documents
 
 
 def test_is_a_good_deal_of_english_prose_in_a_fixed_order():

@@ -7,7 +7,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
-from polyformer.data.sources.library_text import CHARACTERS, LIBRARY, library_documents, library_files
+from polyformer.data.sources.libraries import CHARACTERS, LIBRARY, library_documents, library_files
 from polyformer.data.sources.origins import source_files
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from polyformer import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.sources.datasets import hub_image
+from polyformer.data.sources.libraries import hub_image
 from polyformer.data.sources.origins import open_source
 
 NEEDS = "image", "height", "width"

@@ -8,7 +8,7 @@ import pytest
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
 from polyformer.data.formats.guess import guess
-from polyformer.data.formats.questions_and_summaries import question_sentences, read_qnli, sentence_spans
+from polyformer.data.formats.published import question_sentences, read_qnli, sentence_spans
 from polyformer.data.sources.held_out import split_rows
 
 CONTEXT = "Oslo is a city. It lies in Norway! Which city is large? Bergen is a city in the west."

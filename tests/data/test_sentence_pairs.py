@@ -9,7 +9,13 @@ import pytest
 from chances import are_shares, is_share
 
 from polyformer.core.errors import InputError
-from polyformer.data.rows.pairs import Pair, cut_pair, next_sentence_pairs, pair_row, sentence_order_pairs
+from polyformer.data.rows.structured import (
+    Pair,
+    cut_pair,
+    next_sentence_pairs,
+    pair_row,
+    sentence_order_pairs,
+)
 
 
 class Script:

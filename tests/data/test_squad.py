@@ -8,7 +8,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import DataConfig, load
-from polyformer.data.formats.questions_and_summaries import (
+from polyformer.data.formats.published import (
     are_answers,
     exact_match,
     f1,

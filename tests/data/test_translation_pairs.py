@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyformer.core.errors import InputError
-from polyformer.data.rows.pairs import translation_row
+from polyformer.data.rows.structured import translation_row
 
 
 def test_by_hand():

@@ -207,7 +207,7 @@ def test_a_missing_file(served: Callable[[type[Server]], str]):
 def test_a_large_table_needs_a_server_of_parts(
     served: Callable[[type[Server]], str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("polyformer.data.formats.parquet.EXPANDED", 1000)
+    monkeypatch.setattr("polyformer.data.formats.readers.EXPANDED", 1000)
     with pytest.raises(InputError, match=r"a.parquet: the server does not send parts of files; fetch it"):
         rows(f"{served(Server)}/a.parquet")
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from polyformer.cli.main import main
-from polyformer.data.formats.word_vectors import read_word_vectors
 from polyformer.data.prepared.folder import Settings
-from polyformer.data.prepared.word_vector_training import Sentences
+from polyformer.data.word_vectors import Sentences, read_word_vectors
 
 TEXT = "The dog sleeps.\nThe cat sleeps!\nA dog barks\n\n" * 20
 

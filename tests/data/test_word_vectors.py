@@ -9,7 +9,7 @@ import pytest
 
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
+from polyformer.data.word_vectors import read_word_vectors, word_ids
 
 WORDS = {
     "the": [0.5, -1.25, 3e-7],

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from polyformer.data.sources.library_text import library_documents
+from polyformer.data.sources.libraries import library_documents
 from polyformer.models.generation import GenerationConfig
 from polyformer.training.tasks import LanguageModelling
 from polyformer_lab.cells import Cell, Row, measurement, preparation

@@ -18,7 +18,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write
 from polyformer.core.imports import needs_extra
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load, read
-from polyformer.data.formats.questions_and_summaries import HEADING
+from polyformer.data.formats.published import HEADING
 from polyformer.data.formats.readers import PIECE
 from polyformer.data.sources.files import opened
 from polyformer.data.tokenizers import load_tokenizer

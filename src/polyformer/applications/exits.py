@@ -29,7 +29,7 @@ from scipy.stats import binom
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import UnitFloat, Wording
-from polyformer.data.formats.questions_and_summaries import RougeTokenizer, scorer
+from polyformer.data.formats.published import RougeTokenizer, scorer
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import ContinuedText, Decode, GenerationConfig

@@ -31,7 +31,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, quote
 from polyformer.core.evaluation_mode import evaluating
 from polyformer.data import by_tokens
-from polyformer.data.formats.questions_and_summaries import exact_match, f1
+from polyformer.data.formats.published import exact_match, f1
 from polyformer.data.formats.readers import read_lines
 from polyformer.data.sources.origins import existing_file, open_source, source_name
 from polyformer.models.architectures import Transformer

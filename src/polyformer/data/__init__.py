@@ -20,8 +20,13 @@ from polyformer.data.rows.batching import (
 from polyformer.data.rows.masking import Masking, MaskingConfig, mask_tokens, sentence_ends, word_starts
 from polyformer.data.rows.noising import NoiseConfig, apply_noises, corrupt_spans, text_length
 from polyformer.data.rows.packing import pack
-from polyformer.data.rows.pairs import next_sentence_pairs, pair_row, sentence_order_pairs, translation_row
-from polyformer.data.sources.library_text import default_documents
+from polyformer.data.rows.structured import (
+    next_sentence_pairs,
+    pair_row,
+    sentence_order_pairs,
+    translation_row,
+)
+from polyformer.data.sources.libraries import default_documents
 from polyformer.data.sources.splits import DataConfig, Splits, load, read
 from polyformer.data.tokenizers import build_tokenizer, load_tokenizer
 from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig

@@ -9,7 +9,7 @@ attributes that lead out of the template, and this process bounds the rest:
     output      CHARACTERS
     files       none can be opened after the imports, no socket either, again by a limit of the kernel
 
-The parent (`polyformer.data.chat`) also ends the process after a multiple of the time by the clock, which is the only
+The parent (`data.chat`) also ends the process after a multiple of the time by the clock, which is the only
 limit on Windows. A nested loop, a long product of a string and a recursion thus all end with an error.
 
 Each request on standard input and each reply on standard output is a JSON object after its length in bytes,

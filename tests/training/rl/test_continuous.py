@@ -13,7 +13,7 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
 from polyformer.data import DataConfig, read
-from polyformer.data.formats.episodes import ROLES
+from polyformer.data.episodes import ROLES
 from polyformer.models.architectures import Policy
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit

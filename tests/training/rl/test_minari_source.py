@@ -16,10 +16,9 @@ from minari.data_collector import EpisodeBuffer
 
 from polyformer import InputError
 from polyformer.data import DataConfig, read
-from polyformer.data.formats.episodes import ROLES
+from polyformer.data.episodes import ROLES, environment_of, is_minari
 from polyformer.data.formats.guess import guess
 from polyformer.data.sources.checks import fingerprint
-from polyformer.data.sources.minari import environment_of, is_minari
 from polyformer.data.sources.origins import has_validation
 from polyformer.training.recipes.recipe import absolute, with_data
 from polyformer.training.tasks import ActionPredictionConfig

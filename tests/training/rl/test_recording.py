@@ -11,7 +11,7 @@ import pytest
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
-from polyformer.data.formats.episodes import ROLES
+from polyformer.data.episodes import ROLES
 from polyformer.training.rl.environments import make_environment
 from polyformer.training.rl.recording import (
     SCRIPTED,

@@ -14,7 +14,7 @@ import torch
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
-from polyformer.data.formats.episodes import ROLES, Episodes
+from polyformer.data.episodes import ROLES, Episodes
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit

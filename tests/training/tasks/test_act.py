@@ -13,8 +13,7 @@ import polyformer
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
-from polyformer.data.formats.episodes import Episodes
-from polyformer.data.rows.episode_windows import EpisodeWindows
+from polyformer.data.episodes import Episodes, EpisodeWindows
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.training.recipes import ModelChoice, Recipe, Run, fit
 from polyformer.training.tasks import ActionPredictionConfig

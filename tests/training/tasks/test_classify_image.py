@@ -9,7 +9,7 @@ import torch
 
 from polyformer import InputError
 from polyformer.data import Splits
-from polyformer.data.rows.augmentation import AugmentationConfig
+from polyformer.data.formats.images import AugmentationConfig
 from polyformer.models.architectures import VisionTransformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import ImageClassification, ImageClassificationConfig, TaskWithData

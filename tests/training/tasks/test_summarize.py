@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyformer.data import DataConfig, Tokenizer, TokenizerConfig, load
-from polyformer.data.formats.questions_and_summaries import lead, rouge, summary_row
+from polyformer.data.formats.published import lead, rouge, summary_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import Summarization, SummarizationConfig

@@ -103,7 +103,7 @@ _VECTORS = "out", "algorithm", "workers", "width", "epochs", "window", "least", 
 def train_vectors(options: DataOptions) -> None:
     """Train word vectors and write their file."""
     from polyformer.data.prepared.folder import Settings
-    from polyformer.data.prepared.word_vector_training import VectorSettings, train_word_vectors
+    from polyformer.data.word_vectors import VectorSettings, train_word_vectors
 
     if options.out is None:
         raise InputError("--out DIR is missing; see polyformer data --help")

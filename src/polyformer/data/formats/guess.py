@@ -17,7 +17,7 @@ from typing import Any
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.parsing import parse_yaml
-from polyformer.data.formats.benchmarks import BENCHMARKS, Benchmark, published_in
+from polyformer.data.episodes import PREFIX, is_minari
 from polyformer.data.formats.chats import UNPAIRED, chat_hint, form_of
 from polyformer.data.formats.columns import (
     COLUMN,
@@ -32,12 +32,12 @@ from polyformer.data.formats.columns import (
     roles,
 )
 from polyformer.data.formats.directories import choose_files, suffix
+from polyformer.data.formats.published import BENCHMARKS, Benchmark, published_in
 from polyformer.data.formats.readers import SUFFIXES
 from polyformer.data.formats.tables import first_records, has_quotes, has_tabs
 from polyformer.data.prepared.rows import is_prepared_source
-from polyformer.data.sources.datasets import is_saved
 from polyformer.data.sources.files import lines_of, opened
-from polyformer.data.sources.minari import PREFIX, is_minari
+from polyformer.data.sources.libraries import is_saved
 from polyformer.data.sources.origins import (
     SPLITS,
     are_files,

@@ -43,10 +43,9 @@ from polyformer.data.prepared.folder import (
     is_prepared,
 )
 from polyformer.data.sources.checks import of_file
-from polyformer.data.sources.datasets import HUB
 from polyformer.data.sources.files import Remote
 from polyformer.data.sources.held_out import EvenSelection
-from polyformer.data.sources.library_text import LIBRARY
+from polyformer.data.sources.libraries import HUB, LIBRARY
 from polyformer.data.sources.origins import matching, source_files
 from polyformer.data.sources.splits import DataConfig, checked_rows
 from polyformer.data.tokenizers import load_tokenizer

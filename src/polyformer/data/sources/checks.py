@@ -18,7 +18,7 @@ from typing import Any
 from polyformer.core.files import open_file
 from polyformer.data.formats.images import IMAGE, labels_file
 from polyformer.data.sources.held_out import normalized
-from polyformer.data.sources.library_text import default_documents
+from polyformer.data.sources.libraries import default_documents
 from polyformer.data.sources.origins import has_validation, kind_of_source, source_files
 from polyformer.data.sources.splits import DataConfig, Splits, load
 

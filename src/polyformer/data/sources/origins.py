@@ -34,13 +34,23 @@ from typing import Literal, cast
 from polyformer.core.errors import InputError
 from polyformer.core.paths import kind_of, leaves_folder
 from polyformer.core.ranges import FILE_OF_A_LABEL
+from polyformer.data.episodes import is_minari, minari_files, read_minari
 from polyformer.data.formats.images import SUFFIXES, read_image
 from polyformer.data.formats.readers import LOCAL, READERS, TABLES, Header, Row, format_of, read_pairs
 from polyformer.data.prepared.rows import MIXTURES, is_prepared_source, open_prepared, prepared_files
-from polyformer.data.sources.datasets import HUB, hub_rows, hub_splits, is_saved, saved_rows, saved_splits
 from polyformer.data.sources.files import Remote, is_remote, opened, remote_files
-from polyformer.data.sources.library_text import LIBRARY, default_documents, library_documents, library_files
-from polyformer.data.sources.minari import is_minari, minari_files, read_minari
+from polyformer.data.sources.libraries import (
+    HUB,
+    LIBRARY,
+    default_documents,
+    hub_rows,
+    hub_splits,
+    is_saved,
+    library_documents,
+    library_files,
+    saved_rows,
+    saved_splits,
+)
 
 STRAY = re.compile(
     r"_*(readme|licen[cs]e|copying|notice|citation|authors|changelog|(md5|sha\d+)(sums?)?|checksums?|manifest)"

@@ -15,11 +15,11 @@ from annotated_types import Interval
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.ranges import IMAGE_SIDE, Wording
+from polyformer.data.episodes import ROLES, checked_episodes
 from polyformer.data.formats.chats import CONVERSATION, PREFERENCE, conversations, preferences
 from polyformer.data.formats.columns import CHOICES, rows_of_part, with_choices
-from polyformer.data.formats.episodes import ROLES, checked_episodes
 from polyformer.data.formats.images import IMAGE, Mode, decoded_rows, default_images
-from polyformer.data.formats.questions_and_summaries import are_answers
+from polyformer.data.formats.published import are_answers
 from polyformer.data.formats.readers import Format, Row
 from polyformer.data.prepared.rows import PreparedText, open_prepared
 from polyformer.data.sources.held_out import select_groups, select_rows, split_rows
@@ -127,7 +127,7 @@ def load(config: DataConfig, needs: Sequence[str]) -> Splits:
 
     `needs`: "text" for language models; "text" and "label"; "source" and "target"; "tokens" and "tags"
     (lists); "question", "context" and "answers"; "text", "choices" (a list) and "label"; "image" (bytes),
-    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.formats.episodes`);
+    "height" and "width"; "observations", "actions" and "rewards" (see `polyformer.data.episodes`);
     "conversation"; "chosen" and "rejected" (see `polyformer.data.formats.chats`).
     Prepared text is a `PreparedText`, with rows that also contain their tokens.
 

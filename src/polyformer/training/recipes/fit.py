@@ -27,8 +27,8 @@ from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.data import DataConfig, Splits, Tokenizer, load
-from polyformer.data.formats.word_vectors import read_word_vectors, word_ids
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
+from polyformer.data.word_vectors import read_word_vectors, word_ids
 from polyformer.models.architectures import AnyConfig, TowersConfig, Transformer, build_model, read_config
 from polyformer.models.architectures.pretrained import RECIPE, read_generation, save_config_files
 from polyformer.models.checkpoints import config_of, extend_positions, fit_tables, start_from

@@ -14,7 +14,7 @@ import torch
 
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.data import Collate, Tokenizer
-from polyformer.data.rows.answers import encode_marked, marked_windows
+from polyformer.data.rows.structured import encode_marked, marked_windows
 from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import label_names

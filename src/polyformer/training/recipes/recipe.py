@@ -14,10 +14,10 @@ from polyformer.core.parsing import first_name, parse_yaml, with_options
 from polyformer.core.ranges import YAML_BYTES, NonNegativeInt
 from polyformer.core.registry import register_names, unknown_name
 from polyformer.data import DataConfig, TokenizerConfig
+from polyformer.data.episodes import PREFIX
 from polyformer.data.prepared.folder import is_prepared
 from polyformer.data.sources.files import is_remote, plain_name
-from polyformer.data.sources.library_text import LIBRARY
-from polyformer.data.sources.minari import PREFIX
+from polyformer.data.sources.libraries import LIBRARY
 from polyformer.data.sources.origins import are_files, is_source
 from polyformer.models.architectures import VisionConfig, decode_config
 from polyformer.models.checkpoints import config_of, keep_positions

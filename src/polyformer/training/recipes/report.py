@@ -39,7 +39,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.core.measuring import new_figure, save_figure
 from polyformer.data import Splits
-from polyformer.data.formats.questions_and_summaries import exact_match, f1, lead, rouge
+from polyformer.data.formats.published import exact_match, f1, lead, rouge
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.training.tasks import (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyformer.core.errors import QUOTED, InputError, quote, shortened
 from polyformer.core.state import State
-from polyformer.data.sources.minari import is_choice, is_vector
+from polyformer.data.episodes import is_choice, is_vector
 from polyformer.models.plugins import is_imported
 
 if TYPE_CHECKING:

@@ -20,10 +20,8 @@ from torch.nn import functional as F
 
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt, PositiveShare
-from polyformer.data.formats.episodes import ROLES, Episodes
+from polyformer.data.episodes import ROLES, Episodes, EpisodeWindows, environment_of, is_minari
 from polyformer.data.rows.batching import Batch
-from polyformer.data.rows.episode_windows import EpisodeWindows
-from polyformer.data.sources.minari import environment_of, is_minari
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
 from polyformer.training.tasks.base import HeldOut, Metrics, ModelLoss, Rows, Task, TaskConfig, TaskRows

@@ -37,9 +37,9 @@ from polyformer.core.host_values import IGNORED, batch_to_device
 from polyformer.core.ranges import PositiveInt
 from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
+from polyformer.data.episodes import EpisodeWindows
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments
 from polyformer.data.rows.batching import Batch, Concatenation, Mixture, NumberedBatches
-from polyformer.data.rows.episode_windows import EpisodeWindows
 from polyformer.data.rows.packing import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows

@@ -21,7 +21,7 @@ from torch import nn
 from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
-from polyformer.data.formats.questions_and_summaries import UNKNOWN, RougeTokenizer, lead, rouge, scorer
+from polyformer.data.formats.published import UNKNOWN, RougeTokenizer, lead, rouge, scorer
 from polyformer.data.rows.batching import Row
 from polyformer.data.rows.structured import sentence_row
 from polyformer.models.config import ModelConfig

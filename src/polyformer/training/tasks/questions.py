@@ -4,7 +4,7 @@
     qa       <cls> question <sep> text <sep>     the first and the last token of the answer
     choose   <cls> text <sep> choice <sep>       the right choice, by a softmax over the scores of the choices
 
-**qa**: measured by exact match and F1. A long text is read in overlapping windows (see `data.rows.answers`);
+**qa**: measured by exact match and F1. Long texts are read in overlapping windows (`data.rows.structured`);
 in a window without the answer, the labels of both ends are <cls>. The answer is the best span of all windows.
 Devlin et al. 2019, sections 4.2 (SQuAD 1.1) and 4.3 (SQuAD 2.0, unanswerable questions).
 
@@ -27,8 +27,9 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.formats.columns import right_choice
-from polyformer.data.formats.questions_and_summaries import exact_match, f1
-from polyformer.data.rows.answers import (
+from polyformer.data.formats.published import exact_match, f1
+from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows.structured import (
     Offsets,
     Window,
     answer_text,
@@ -37,7 +38,6 @@ from polyformer.data.rows.answers import (
     encode_with_offsets,
     windows,
 )
-from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import ChooseConfig, SpanConfig
 from polyformer.training.tasks.base import Metrics, Rows
 from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers

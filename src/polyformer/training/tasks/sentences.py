@@ -5,8 +5,8 @@
     cpc    (1 - w) * masked language modelling + w * contrastive             w = contrastive_weight
 
 **nsp**, **sop**: the relation of two segments, as in BERT and ALBERT. The label of `nsp` is whether B comes
-from another document, the label of `sop` whether the segments were swapped; see `polyformer.data.rows.pairs`.
-Pairs are drawn once, `draws` times from every document, and reused in every epoch; masked tokens are drawn
+from another document, the label of `sop` whether the segments were swapped; see `data.rows.structured`. Pairs
+are drawn once, `draws` times from every document, and reused in every epoch; masked tokens are drawn
 according to `masking`. Devlin et al. 2019, section 3.1; Lan et al. 2020, section 3.1.
 
 **cpc**: masked sentences are identified from their context, as in ETC. Both losses come from one pass over
@@ -33,8 +33,15 @@ from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share, Wording
 from polyformer.data import MaskingConfig, Tokenizer, mask_tokens
 from polyformer.data.rows.batching import Batch, Row
-from polyformer.data.rows.pairs import Pair, next_sentence_pairs, pair_row, sentence_order_pairs
-from polyformer.data.rows.structured import documents_of, split_sentences, structured
+from polyformer.data.rows.structured import (
+    Pair,
+    documents_of,
+    next_sentence_pairs,
+    pair_row,
+    sentence_order_pairs,
+    split_sentences,
+    structured,
+)
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import MaskedConfig, PretrainingConfig

@@ -29,7 +29,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
-from polyformer.data.formats.questions_and_summaries import lead, rouge, scorer
+from polyformer.data.formats.published import lead, rouge, scorer
 from polyformer.data.rows.batching import Row
 from polyformer.data.rows.structured import sentence_row
 from polyformer.models.architectures import Transformer

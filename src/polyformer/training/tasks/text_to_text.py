@@ -25,7 +25,7 @@ from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
-from polyformer.data.formats.questions_and_summaries import rouge
+from polyformer.data.formats.published import rouge
 from polyformer.data.rows.batching import Batch, Concatenation, Mixture, Row, mixing_rates, row_lengths
 from polyformer.data.rows.noising import (
     SENTINELS,

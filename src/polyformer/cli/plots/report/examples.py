@@ -23,7 +23,7 @@ import torch
 from polyformer.cli.plots.report.mistakes import HeldOutRows, image_element, mistakes, ranked, rule
 from polyformer.cli.plots.report.page import figure, section
 from polyformer.data.formats.columns import right_choice
-from polyformer.data.formats.questions_and_summaries import f1, rouge
+from polyformer.data.formats.published import f1, rouge
 from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.training.recipes.report import number
 from polyformer.training.tasks import (
