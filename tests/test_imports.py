@@ -45,10 +45,7 @@ SHARED = {
     "nn.block": {"wirings"},
     "nn.heads": {"base", "classification", "transform", "vocabulary"},
     "models.presets": {"base"},
-    "training.tasks": {
-        *("base", "continuing", "conversations", "evaluation", "image", "labels", "masked", "seq2seq"),
-        "text",
-    },
+    "training.tasks": {"base", "image", "labels", "masked", "seq2seq", "text"},
 }
 """Folders of alternatives, and what their members share: a member, a file or a package, imports no other."""
 

@@ -12,7 +12,7 @@ from forking import start_python
 from full_disk import largest_file
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors, write_tensors
-from polyformer.training.tasks.evaluation import CachedResults
+from polyformer.training.task import CachedResults
 
 FILE = "process-0.jsonl"
 

@@ -10,9 +10,8 @@ from tiny_task import TinyModel, TinyTask, run
 from torch import nn
 
 from polyformer.training.config import EngineConfig
-from polyformer.training.engine import Engine
+from polyformer.training.engine import Engine, seed_step
 from polyformer.training.machine import choose_precision, tensor_float32
-from polyformer.training.passes import seed_step
 from polyformer.training.task import Batch
 
 

@@ -18,7 +18,7 @@ from launching import torchrun
 from polyformer.data import load
 from polyformer.models.architectures import build_model
 from polyformer.nn.heads import ClassifyConfig, DistilledConfig
-from polyformer.training.launcher import world
+from polyformer.training.machine import world
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.run import Run
 from polyformer.training.task import BINS, Reliability, calibrated, fitted_temperature

@@ -14,8 +14,7 @@ from tiny_task import run
 
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
-from polyformer.training.metrics import read_metrics
-from polyformer.training.trackers import check_trackers
+from polyformer.training.metrics import check_trackers, read_metrics
 
 
 def losses(out: Path) -> dict[int, float]:

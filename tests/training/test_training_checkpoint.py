@@ -15,9 +15,9 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, write_tensors
+from polyformer.training.checkpoint import checksum, read_state
 from polyformer.training.optimizers import AdamW
 from polyformer.training.restore import load_checkpoint
-from polyformer.training.state import checksum, read_state
 from polyformer.training.task import Batch
 
 

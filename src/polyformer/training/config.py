@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Wording
-from polyformer.training.trackers import TrackerName
 
 DIMENSIONS = ("pipeline", "data", "shard", "context", "tensor")
 """From outermost to innermost: neighbours in the last communicate most, and should share a machine."""
 
 PipelineSchedule = Literal["1f1b", "gpipe"]
 """See `polyformer.training.distributed.pipeline`."""
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+"""Names of `tracking`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,35 +16,33 @@ from polyformer.core.files import remove_partials
 from polyformer.core.ops.cpu import threads
 from polyformer.core.ops.tuning import adopted
 from polyformer.models.initialization import Draw
-from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.checkpoint import Checkpoints, Progress, check_progress
 from polyformer.training.config import EngineConfig, TrainingConfig, flattened
-from polyformer.training.engine import Engine, is_main
+from polyformer.training.engine import (
+    Engine,
+    Feed,
+    RecurrentLoss,
+    StepBatches,
+    StepSums,
+    choose_kernels,
+    choose_threads,
+    is_main,
+    seed_step,
+)
 from polyformer.training.machine import raise_peer_failure, tensor_float32
 from polyformer.training.metrics import (
     PER_SECOND,
     Display,
     MetricsLog,
+    Trackers,
     check_reporting,
     open_display,
     plot_curves,
 )
 from polyformer.training.optimizers import OptimizerConfig, ScheduleConfig
-from polyformer.training.passes import (
-    Feed,
-    RecurrentLoss,
-    StepBatches,
-    StepSums,
-    activation_checkpointing,
-    check_activation_checkpointing,
-    choose_kernels,
-    choose_threads,
-    seed_step,
-)
 from polyformer.training.restore import Kept, Ranking, final_weights, load_checkpoint
 from polyformer.training.run_control import Interrupted, SignalRequests, Signals, sole_writer
-from polyformer.training.state import Progress, check_progress
 from polyformer.training.task import CalibratedTask, Calibration, FinalMetricsTask, TrainingTask
-from polyformer.training.trackers import Trackers
 
 NOTHING: Mapping[Path, nn.Module] = {}
 
@@ -380,3 +379,36 @@ class Training:
                 self.final_metrics = self.task.evaluate_final(model, self.engine.evaluation_group)
         self.engine.finish(files)
         self.model.eval()  # a sharded model that was made plain is back in training mode
+
+
+def check_activation_checkpointing(model: nn.Module, wanted: bool) -> None:
+    """Raise `InputError` if recomputation is `wanted` but no submodule of `model` supports it."""
+    if wanted and not _switches(model):
+        raise InputError(
+            f"recompute: no part of {type(model).__name__} has an attribute 'recompute', so it cannot "
+            "compute its activations again; set recompute to false"
+        )
+
+
+@contextmanager
+def activation_checkpointing(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Set `recompute` on every submodule of `model` that has the switch, and restore it at the end.
+
+    If it is not `wanted`, a switch stays as it is.
+    """
+    if not wanted:
+        yield
+        return
+    parts = _switches(model)
+    before = [part.recompute for part in parts]
+    for part in parts:
+        part.recompute = True
+    try:
+        yield
+    finally:
+        for part, value in zip(parts, before):
+            part.recompute = value
+
+
+def _switches(model: nn.Module) -> list[Any]:
+    return [part for part in model.modules() if hasattr(part, "recompute")]

@@ -4,9 +4,9 @@ The device, the versions of libraries, the processor and the number of threads a
 results: checkpoints record them. The precision is the type of autocast, and TF32 for the remaining float32
 products.
 
-Processes are started by a launcher and joined through accelerate. Here are also their failures and the
-rendezvous of restarted processes. The mesh arranges them along the dimensions of `ParallelConfig`, as torch's
-`DeviceMesh`.
+Processes are started by a launcher (torchrun, accelerate), known from its settings before they connect, and
+joined through accelerate. Here are also their failures and the rendezvous of restarted processes. The mesh
+arranges them along the dimensions of `ParallelConfig`, as torch's `DeviceMesh`.
 """
 
 import functools
@@ -27,12 +27,21 @@ from polyformer.core import __version__
 from polyformer.core.errors import InputError, shortened
 from polyformer.core.ops.tuning import processor
 from polyformer.training.config import DIMENSIONS, ParallelConfig
-from polyformer.training.launcher import rank, world
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+
+def rank() -> int:
+    """Return the number of this process; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world() -> int:
+    """Return the number of launched processes; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 THREADS = "threads"

@@ -18,12 +18,11 @@ from torch import nn
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, tied_names
 from polyformer.core.state_files import state_of
-from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.config import SavingConfig
-from polyformer.training.state import (
+from polyformer.training.checkpoint import (
     MEMORY,
     MODEL,
     OPTIMIZER,
+    Checkpoints,
     FormatError,
     Progress,
     file_digest,
@@ -32,6 +31,7 @@ from polyformer.training.state import (
     set_optimizer_state,
     step_of,
 )
+from polyformer.training.config import SavingConfig
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

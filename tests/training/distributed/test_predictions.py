@@ -26,8 +26,8 @@ from polyformer.training.config import ParallelConfig
 from polyformer.training.distributed.predict import Keys, exchanged_keys, predict
 from polyformer.training.distributed.predict_activations import peak_activations, trace_activations
 from polyformer.training.distributed.predict_local import STATES, TrainingSetup
+from polyformer.training.loop import activation_checkpointing
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.passes import activation_checkpointing
 from registered import registered
 
 PROCESSES = int(os.environ.get("PROCESSES", "2"))

@@ -9,7 +9,7 @@ import pytest
 
 from launching import torchrun
 from polyformer.data import load
-from polyformer.training.launcher import rank
+from polyformer.training.machine import rank
 from polyformer.training.recipes import Recipe, Run, fit
 from tiny_recipes import TEXT
 

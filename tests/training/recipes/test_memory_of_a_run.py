@@ -12,8 +12,7 @@ from polyformer.core.files import read_tensors
 from polyformer.data import Splits
 from polyformer.models.architectures import build_model
 from polyformer.training.config import EngineConfig
-from polyformer.training.engine import Engine
-from polyformer.training.passes import RecurrentLoss
+from polyformer.training.engine import Engine, RecurrentLoss
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.distill import distillation_recipe
 from polyformer.training.tasks import TaskWithData

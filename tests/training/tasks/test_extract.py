@@ -13,7 +13,7 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.tasks import ExtractConfig, Extraction
-from polyformer.training.tasks.extract import distinct, oracle
+from polyformer.training.tasks.tag import distinct, oracle
 
 pytest.importorskip("rouge_score")
 

@@ -81,8 +81,7 @@ def run(options: EmbedOptions) -> None:
     from polyformer.applications.encoder import Encoder
     from polyformer.applications.towers import Pictures, TowerEncoder, has_towers
     from polyformer.core.ops.cpu import model_threads
-    from polyformer.training.launcher import rank, world
-    from polyformer.training.machine import choose_device
+    from polyformer.training.machine import choose_device, rank, world
 
     if options.out is None:
         raise InputError("--out is missing; see polyformer embed --help")

@@ -30,7 +30,7 @@ from polyformer.core.ranges import COUNT, NonNegativeInt, PositiveFloat, Positiv
 if TYPE_CHECKING:
     from polyformer.training.recipes import Recipe
     from polyformer.training.recipes.run import Run
-    from polyformer.training.tasks.evaluation import Workers
+    from polyformer.training.task import Workers
 
 EXAMPLES = """examples:
   polyformer evaluate runs/demo-1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyformer.core.errors import InputError
-from polyformer.training.launcher import world
+from polyformer.training.machine import world
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from polyformer.training.tasks.evaluation import Workers
+    from polyformer.training.task import Workers
 
 
 @contextmanager
 def workers(device: str) -> "Iterator[Workers]":
     """Yield the processes of this command, which are data parallel; with GPUs, each uses its own."""
-    from polyformer.training.tasks.evaluation import Workers
+    from polyformer.training.task import Workers
 
     if not several():
         yield Workers()
@@ -111,7 +111,7 @@ def resumable(folder: str | None, shared: "Workers", model: "nn.Module", setting
         return shared
     from polyformer.applications.retrieval.readers import model_fingerprint
     from polyformer.training.machine import versions
-    from polyformer.training.tasks.evaluation import CachedResults
+    from polyformer.training.task import CachedResults
 
     subject = model_fingerprint(model, [settings, versions()])
     return dataclasses.replace(shared, results=CachedResults(Path(folder), subject, shared.rank))

@@ -229,7 +229,7 @@ def train(recipe: "Recipe", name: str, out: str | None, resume: str | None, **ho
 
     After a signal, exit with the usual status, 128 + the signal's number.
     """
-    from polyformer.training.launcher import world
+    from polyformer.training.machine import world
     from polyformer.training.recipes.fit import fit, fit_stages
     from polyformer.training.recipes.run import choose_device, new_folder
     from polyformer.training.run_control import Interrupted

@@ -54,7 +54,7 @@ ALIGNED = 64
 class VocabularyShard(Protocol):
     """The `vocab` rows of weight and bias, divided among processes with the same hidden states and labels.
 
-    Each process has at most `most` of the rows: `polyformer.training.distributed.vocabulary_parallel`.
+    Each process has at most `most` of the rows: `polyformer.training.distributed.tensor_parallel`.
     """
 
     vocab: int

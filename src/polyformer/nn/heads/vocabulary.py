@@ -88,7 +88,7 @@ class LanguageModelConfig(VocabularyConfig):
 class VocabularyOutput:
     """The loss and logits for hidden states [..., E], a matrix over the vocabulary [V, E] and a bias [V].
 
-    `polyformer.training.distributed.vocabulary_parallel` has a version for processes that each have some of
+    `polyformer.training.distributed.tensor_parallel` has a version for processes that each have some of
     the rows.
     """
 

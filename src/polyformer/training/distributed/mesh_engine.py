@@ -20,7 +20,7 @@ from polyformer.core.host_values import batch_to_device
 from polyformer.core.sequence.context_parallel import context_parallel
 from polyformer.core.state import State
 from polyformer.models.initialization import Draw
-from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, open_writer
+from polyformer.training.checkpoint import Checkpoints, CheckpointWriter, Progress, Snapshot, open_writer
 from polyformer.training.config import EngineConfig
 from polyformer.training.distributed.fully_sharded import (
     apply_fsdp,
@@ -43,7 +43,6 @@ from polyformer.training.distributed.tensor_parallel import apply_tensor_paralle
 from polyformer.training.engine import Engine
 from polyformer.training.machine import ReplicaGroup, open_mesh
 from polyformer.training.optimizers import OptimizerConfig
-from polyformer.training.state import Progress, Snapshot
 from polyformer.training.task import Batch, EvaluationGroup, StepBatches, TrainingTask
 
 

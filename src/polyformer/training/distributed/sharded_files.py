@@ -39,17 +39,17 @@ from polyformer.core.files import (
     write_one_by_one,
     writing,
 )
-from polyformer.training.checkpoint import Checkpoints
-from polyformer.training.distributed.fully_sharded import full_tensor
-from polyformer.training.distributed.pipeline_stages import Placeholder
-from polyformer.training.state import (
+from polyformer.training.checkpoint import (
     MODEL_PARTS,
     OPTIMIZER_PARTS,
+    Checkpoints,
     Snapshot,
     file_digest,
     has_parts,
     set_optimizer_state,
 )
+from polyformer.training.distributed.fully_sharded import full_tensor
+from polyformer.training.distributed.pipeline_stages import Placeholder
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -41,6 +41,7 @@ from polyformer.training.recipes.distill import DistillationTask, copy_teacher_l
 from polyformer.training.recipes.recipe import ModelChoice, Recipe, VectorsConfig
 from polyformer.training.recipes.run import DATA, STEPS, Run, check_data, check_same_recipe, folder_of
 from polyformer.training.run_control import sole_writer
+from polyformer.training.task import SINGLE_PROCESS
 from polyformer.training.tasks import (
     LanguageModellingConfig,
     MaskedModellingConfig,
@@ -48,7 +49,6 @@ from polyformer.training.tasks import (
     TaskWithData,
     Workers,
 )
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS
 from polyformer.training.tuning import check_start, draw_adapter, weights_file, write_adapter
 
 

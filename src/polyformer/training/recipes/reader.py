@@ -23,7 +23,6 @@ from polyformer.models.config import ModelConfig, max_positions
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.models.generation.hub_format import from_hub
 from polyformer.nn.heads import ClassifyConfig
-from polyformer.training.tasks.continuing import Continuation
 from polyformer.training.tasks.questions import (
     QuestionAnsweringConfig,
     answers,
@@ -31,7 +30,7 @@ from polyformer.training.tasks.questions import (
     pack_choices,
 )
 from polyformer.training.tasks.seq2seq import EXTRA_TOKENS
-from polyformer.training.tasks.text import batched, required
+from polyformer.training.tasks.text import Continuation, batched, required
 
 COMMANDS = {"choose": "choose", "classify": "classify", "tag": "tag", "span": "answer"}
 """The command for each head; for a language model it depends on the stacks."""

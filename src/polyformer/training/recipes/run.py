@@ -46,11 +46,10 @@ from polyformer.models.architectures.pretrained import (
 )
 from polyformer.models.checkpoints import config_of, from_pretrained, start_from
 from polyformer.models.checkpoints.adapters import is_adapted
-from polyformer.training.checkpoint import Checkpoints
+from polyformer.training.checkpoint import Checkpoints, step_of
 from polyformer.training.machine import choose_device, versions
 from polyformer.training.recipes.recipe import Recipe
 from polyformer.training.restore import load_model
-from polyformer.training.state import step_of
 from polyformer.training.tasks import ImageClassification, ImageClassificationConfig, Task
 
 if TYPE_CHECKING:

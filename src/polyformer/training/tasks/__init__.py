@@ -1,6 +1,7 @@
 """Tasks: training objectives with their data preparation and metrics."""
 
 from polyformer.core.registry import import_modules
+from polyformer.training.task import Workers
 from polyformer.training.tasks.act import ActionPrediction, ActionPredictionConfig
 from polyformer.training.tasks.agent import Agent, AgentConfig
 from polyformer.training.tasks.base import HeldOut, Task, TaskConfig, TaskWithData
@@ -15,10 +16,13 @@ from polyformer.training.tasks.classify import (
     PairRegressionConfig,
 )
 from polyformer.training.tasks.classify_image import ImageClassification, ImageClassificationConfig
+from polyformer.training.tasks.conversations import (
+    InstructionTuning,
+    InstructionTuningConfig,
+    PreferenceTuning,
+    PreferenceTuningConfig,
+)
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
-from polyformer.training.tasks.dpo import PreferenceTuning, PreferenceTuningConfig
-from polyformer.training.tasks.evaluation import Workers
-from polyformer.training.tasks.extract import ExtractConfig, Extraction
 from polyformer.training.tasks.image import (
     ImageConfig,
     ImageModelling,
@@ -26,7 +30,12 @@ from polyformer.training.tasks.image import (
     SuperResolutionConfig,
 )
 from polyformer.training.tasks.labels import SingleLabelTask
-from polyformer.training.tasks.lm import LanguageModelling, LanguageModellingConfig
+from polyformer.training.tasks.lm import (
+    LanguageModelling,
+    LanguageModellingConfig,
+    PermutedModelling,
+    PermutedModellingConfig,
+)
 from polyformer.training.tasks.masked import (
     Electra,
     ElectraConfig,
@@ -35,7 +44,6 @@ from polyformer.training.tasks.masked import (
     TranslationModelling,
     TranslationModellingConfig,
 )
-from polyformer.training.tasks.permuted import PermutedModelling, PermutedModellingConfig
 from polyformer.training.tasks.questions import (
     MultipleChoice,
     MultipleChoiceConfig,
@@ -57,8 +65,7 @@ from polyformer.training.tasks.seq2seq import (
     Translation,
     TranslationConfig,
 )
-from polyformer.training.tasks.sft import InstructionTuning, InstructionTuningConfig
-from polyformer.training.tasks.tag import Tagging, TaggingConfig
+from polyformer.training.tasks.tag import ExtractConfig, Extraction, Tagging, TaggingConfig
 from polyformer.training.tasks.text import TextTask, TextTaskConfig
 from polyformer.training.tasks.text_to_text import MixturePart, TextToText, TextToTextConfig
 

@@ -43,8 +43,7 @@ from polyformer.data.rows.batching import Batch, Concatenation, Mixture, Numbere
 from polyformer.data.rows.packing import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows
-from polyformer.training.task import Calibration, EvaluationGroup, calibrated
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
+from polyformer.training.task import SINGLE_PROCESS, Calibration, EvaluationGroup, Workers, calibrated
 
 Rows = Iterable[Any]
 """Rows of data: dicts of the columns in `needs`, as returned by `polyformer.data.sources.splits.load`."""

@@ -29,8 +29,8 @@ from polyformer.data import Tokenizer
 from polyformer.data.rows.batching import Batch, Row
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training import share
+from polyformer.training.task import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.base import HeldOut, Rows
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.labels import (
     Confusion,
     LabelMetric,

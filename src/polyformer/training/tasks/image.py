@@ -38,8 +38,8 @@ from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig
 from polyformer.nn.heads import LanguageModelConfig
+from polyformer.training.task import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.base import Rows, TaskConfig
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.text import Perplexity, TextArchitecture, TextRows, TextTask, check_batch_size
 
 

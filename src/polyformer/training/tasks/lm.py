@@ -1,8 +1,18 @@
-"""Language modelling: predict the next token; measured by perplexity, per token and per word.
+"""Language modelling: predict the next token, or tokens in a random order.
 
-Every document is <bos> text <eos>; documents are packed into rows and do not attend to each other. With
+    kind           row                         loss
+    lm             <bos> text <eos>, packed    cross-entropy of each next token
+    permuted_lm    <cls> text <sep>, packed    cross-entropy of the tokens at the end of the order
+
+**lm**: measured by perplexity, per token and per word. Packed documents do not attend to each other. With
 `feed: in_order`, the rows of a batch continue the texts of the previous batch (`data.rows.packing`), as
 required by recurrent models; the last token of a row then predicts the first token of the next row.
+
+**permuted_lm**: each token is predicted from all before it in the order, which is new for each row in every
+epoch. Only the last tokens of it are predicted, a share 1 / K of the row, because the first ones have too
+little to be predicted from; K = 6 (Yang et al. 2019, section 2.3, "partial prediction", and appendix A.4.2).
+All others are known to each other. No token is masked, and the text that the model reads is as it is; the
+query stream begins with the vector of <mask>. See `polyformer.models.architectures.two_streams`.
 """
 
 import dataclasses
@@ -14,25 +24,29 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.host_values import batch_to_device
-from polyformer.core.ranges import NonNegativeInt
+from polyformer.core.host_values import IGNORED, batch_to_device
+from polyformer.core.ranges import NonNegativeInt, PositiveShare
 from polyformer.data import Tokenizer, pack
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PreparedText
 from polyformer.data.rows.batching import Row
 from polyformer.data.rows.neighbours import Neighbours
 from polyformer.data.rows.packing import Segments, rows_at
+from polyformer.models.architectures import Transformer, TwoStreams
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import HeadConfig, LanguageModelConfig, SemiparametricConfig
 from polyformer.training import share_rows
-from polyformer.training.tasks.base import HeldOut, Rows, TrainingBatches
-from polyformer.training.tasks.continuing import Continuation, NextTokens
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
+from polyformer.training.task import SINGLE_PROCESS, Workers
+from polyformer.training.tasks.base import HeldOut, ModelLoss, Rows, TrainingBatches
+from polyformer.training.tasks.masked import DocumentRows, TokenPredictions
 from polyformer.training.tasks.text import (
     STREAMED_ROWS,
+    Continuation,
+    NextTokens,
     Perplexity,
     TextArchitecture,
     TextRows,
@@ -280,3 +294,77 @@ def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[s
         metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))
         metrics["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
     return metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PermutedModellingConfig(TextTaskConfig):
+    """Permuted language model (XLNet): predict tokens in a random order, with two streams of attention."""
+
+    row_length: int = 128  # tokens per row
+    packed: bool = True  # False: no row contains parts of two documents
+    predicted: PositiveShare = 1 / 6  # of the tokens of a row: the last ones of the order
+
+    kind: ClassVar[str] = "permuted_lm"
+    paper: ClassVar[str] = "Yang et al. 2019 (XLNet), section 2"
+
+
+class PermutedRows(DocumentRows):
+    """Rows of documents with a random order of their tokens."""
+
+    config: PermutedModellingConfig
+    corrupts_held_out = True
+
+    def __init__(self, config: PermutedModellingConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.corrupt = self.in_order
+
+    def prepare(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of `prepare_held_out`."""
+        return self.prepare_held_out(rows)
+
+    def in_order(self, row: Row, generator: np.random.Generator) -> Row:
+        """Return `row` with the `ranks` of its tokens and with `labels`, the tokens of rank 1 or more."""
+        ids = np.asarray(row["input_ids"])
+        candidates = np.flatnonzero(np.isin(ids, self.tokenizer.ordinary_ids))
+        count = min(len(candidates), max(1, round(self.config.predicted * len(candidates))))
+        last = generator.permutation(candidates)[:count]
+        ranks, labels = np.zeros_like(ids), np.full_like(ids, IGNORED)
+        ranks[last] = np.arange(1, count + 1)
+        labels[last] = ids[last]
+        return {**row, "ranks": ranks, "labels": labels}
+
+
+class TwoStreamLoss(ModelLoss):
+    """The loss of a model with both streams of attention. mask_id: the token of the query stream."""
+
+    plain = False
+
+    def __init__(self, mask_id: int):
+        self.mask_id = mask_id
+
+    def training_module(self, model: Transformer, run: Path | None = None) -> nn.Module:
+        """Return the model with both streams."""
+        return TwoStreams(model, self.mask_id).train(model.training)
+
+
+class PermutedModelling(TextTask, config=PermutedModellingConfig):
+    """Permuted language modelling, with metrics over the predicted tokens.
+
+    The metrics are loss (nats per token), perplexity exp(loss) and accuracy.
+    """
+
+    def __init__(self, config: PermutedModellingConfig, tokenizer: Tokenizer):
+        super().__init__(
+            config,
+            tokenizer,
+            rows=PermutedRows(config, tokenizer),
+            architecture=TextArchitecture(
+                "encoder",
+                LanguageModelConfig(bias=True),
+                tokenizer,
+                config.row_length,
+                packs_documents=config.packed,
+            ),
+            objective=TwoStreamLoss(required(tokenizer.mask_id, "<mask>")),
+            metrics=TokenPredictions(),
+        )

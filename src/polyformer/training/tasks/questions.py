@@ -39,8 +39,8 @@ from polyformer.data.rows.structured import (
     windows,
 )
 from polyformer.nn.heads import ChooseConfig, SpanConfig
+from polyformer.training.task import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.base import Metrics, Rows
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.labels import PairEncoder
 from polyformer.training.tasks.text import (
     TextArchitecture,

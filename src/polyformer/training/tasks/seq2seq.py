@@ -35,8 +35,8 @@ from polyformer.data.rows.structured import sentence_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig, GenerationConfig
 from polyformer.nn.heads import LanguageModelConfig
+from polyformer.training.task import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.base import Rows
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.text import (
     Perplexity,
     TextArchitecture,

@@ -1,4 +1,4 @@
-"""The parts of tasks of texts: rows of token ids, the architecture of a model of texts, and metrics.
+"""The parts of tasks of texts: rows of token ids, the architecture of a model, metrics, and continued texts.
 
     loss = nats / labels     perplexity = exp(loss)     accuracy = correct / labels
 
@@ -18,7 +18,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.host_values import IGNORED, batch_to_device
+from polyformer.core.host_values import IGNORED, batch_to_device, next_labels
 from polyformer.core.ranges import check_range
 from polyformer.core.sequence.context_parallel import gather_sequence
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
@@ -26,12 +26,15 @@ from polyformer.data.prepared.folder import FramedText
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, PreparedText
 from polyformer.data.rows.batching import Batch, Corrupt, Row, row_lengths
 from polyformer.data.tokenizers import build_tokenizer
+from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig, SpecialTokens
+from polyformer.models.generation import Generated, GenerationConfig
 from polyformer.models.outputs import ModelOutput
 from polyformer.nn.heads import AdaptiveSoftmaxConfig, HeadConfig, LanguageModelConfig
 from polyformer.training.tasks.base import (
     HeldOut,
     Metrics,
+    ModelLoss,
     Rows,
     Task,
     TaskConfig,
@@ -373,3 +376,46 @@ def too_long(name: str, length: int, limit: int, way: str) -> InputError:
         f"{name} has {length} tokens, more than task.max_length {limit}; "
         f"raise it, or set task.too_long to {quote(way)}"
     )
+
+
+class Continuation(abc.ABC):
+    """Generation of texts that start with a prompt."""
+
+    tokenizer: Tokenizer
+
+    @abc.abstractmethod
+    def start(self, prompt: str) -> list[int]:
+        """Return the token ids of a text that starts with `prompt`, to be continued."""
+
+    def generate(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+    ) -> list[str]:
+        """Return continuations of `prompt`."""
+        generated = self.write(model, prompt, config, streamer)
+        return generated.texts(self.tokenizer.decode, config.stop)
+
+    def write(
+        self,
+        model: Transformer,
+        prompt: str,
+        config: GenerationConfig,
+        streamer: Callable[[Tensor], None] | None = None,
+        **more: Any,
+    ) -> Generated:
+        """Return the same as tokens; `more`: of `polyformer.models.generation.generate`, such as `draft`."""
+        ids = torch.tensor([self.start(prompt)], device=next(model.parameters()).device)
+        return model.generate(ids, None, config, streamer, self.tokenizer.decode, **more)
+
+
+class NextTokens(ModelLoss):
+    """The loss of a language model, a mean over the tokens with a next token in their document."""
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of tokens with a next token in their document."""
+        if "shift_labels" in batch:
+            return int((batch["shift_labels"] != IGNORED).sum())
+        return int((next_labels(batch["labels"], batch["document_ids"]) != IGNORED).sum())

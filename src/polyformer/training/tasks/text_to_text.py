@@ -39,8 +39,8 @@ from polyformer.data.rows.noising import (
 )
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig
+from polyformer.training.task import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.base import HeldOut, Metrics, Rows, label_count
-from polyformer.training.tasks.evaluation import SINGLE_PROCESS, Workers
 from polyformer.training.tasks.seq2seq import (
     SequenceToSequence,
     SequenceToSequenceConfig,
