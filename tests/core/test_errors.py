@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import polyformer
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import Caution, InputError, caution, quote, unknown
 from polyformer.core.imports import needs_extra
+from polyformer.core.modules import names_wrong_types
 
 
 def test_near_names_are_offered():

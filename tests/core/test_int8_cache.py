@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.kv_cache import Int8Cache, quantized
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 
 
 def chunk(length: int, seed: int, rows: int = 2) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from polyformer.attention.mechanisms import LSHConfig, PerformerConfig, RoutingC
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_tensors
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.state_files import load_state, save_state, state_tensors
+from polyformer.core.state import load_state, save_state, state_tensors
 from polyformer.nn.memory import RecurrentConfig
 
 MODELS = {

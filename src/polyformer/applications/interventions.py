@@ -33,8 +33,8 @@ from polyformer.applications.intervention_sites import AttentionSite, hooked_sit
 from polyformer.attention.patterns import Full, PerHead
 from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.composition import as_pattern
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
+from polyformer.core.modules import names_wrong_types
 from polyformer.models.architectures import Transformer
 from polyformer.nn.stack.stack import Stack
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.data import by_tokens
 from polyformer.data.formats.published import exact_match, f1
 from polyformer.data.formats.readers import read_lines

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node, tree_map
 
 from polyformer.core.kv_cache import KeyValueCache
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import SequenceShard
 from polyformer.core.sequence.tokens import Tokens
 from polyformer.core.state import State, StateOfStates, tensors_in
 from polyformer.nn.stack import LayerState

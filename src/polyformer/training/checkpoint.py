@@ -39,8 +39,7 @@ from polyformer.core.files import (
 from polyformer.core.ops.tuning import recorded
 from polyformer.core.parsing import parse_json
 from polyformer.core.ranges import JSON_BYTES
-from polyformer.core.state import State
-from polyformer.core.state_files import state_tensors
+from polyformer.core.state import State, state_tensors
 from polyformer.training.machine import versions
 from polyformer.training.run_control import Interrupted
 

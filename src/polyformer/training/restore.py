@@ -17,7 +17,7 @@ from torch import nn
 
 from polyformer.core.errors import InputError
 from polyformer.core.files import read_tensors, tied_names
-from polyformer.core.state_files import state_of
+from polyformer.core.state import state_of
 from polyformer.training.checkpoint import (
     MEMORY,
     MODEL,

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from polyformer.attention.functional.attend import attend
 from polyformer.attention.patterns import Pattern
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, SequenceShard, balanced, contiguous
 from polyformer.core.sequence.context_parallel import shard_sequence
-from polyformer.core.sequence.sequence_shards import SequenceShard, balanced, contiguous
 
 LENGTH, ROWS, HEADS, KV_HEADS = 45, 2, 4, 2
 

@@ -12,9 +12,8 @@ from polyformer.attention.functional.relative import Relative
 from polyformer.attention.patterns import Causal, Global, Pattern, PerHead, Strided, Window
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, SequenceShard, balanced, contiguous
 from polyformer.core.sequence.context_parallel import shard_sequence
-from polyformer.core.sequence.sequence_shards import SequenceShard, balanced, contiguous
 from registered import EVERYTHING, registered
 
 WAYS = "all", "needed", "ring"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyformer import InputError, create_model
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.models.architectures.policy import Policy, PolicyConfig
 from polyformer.models.architectures.trajectory import TrajectoryTransformer
 

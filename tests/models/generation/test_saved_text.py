@@ -140,11 +140,11 @@ def test_a_damaged_file_is_an_input_error(how: str, tmp_path: Path):
 
 
 def test_a_state_alone_and_a_pickle_are_refused(tmp_path: Path):
-    from polyformer.core import state_files
+    from polyformer.core import state
 
     text = read(None)
     assert text.state is not None
-    state_files.save_state(dataclasses.replace(text.state.model), tmp_path / "state")
+    state.save_state(dataclasses.replace(text.state.model), tmp_path / "state")
     with pytest.raises(InputError, match="expected the state of a text, got a ModelState"):
         load_state(tmp_path / "state", text.model)
     torch.save({"x": torch.ones(2)}, tmp_path / "pickle")

@@ -8,7 +8,7 @@ from tiny_models import decoder, prompts
 from torch import Tensor
 
 from polyformer.core.errors import Caution
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.models.architectures import Transformer
 
 

@@ -9,7 +9,7 @@ from tests.nn.cache.policies import Competing, Dense, decoder
 from tests.nn.cache.test_policies import STEPS, caches, ids, masks, read
 
 from polyformer.core.errors import InputError
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.nn import Ada, CachePolicy, CompressedCache, DroppingPolicy, HeadsCache, Pyramid
 from polyformer.nn.cache.budgets import first_of_each, shared_out
 

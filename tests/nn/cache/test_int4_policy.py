@@ -17,8 +17,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.int4_cache import Int4Cache, packed, unpacked
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import State, load_state, save_state
 
 GROUP, WINDOW = 4, 6
 POLICY = f"int4(group={GROUP}, window={WINDOW})"

@@ -15,7 +15,7 @@ from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.models.architectures import Transformer
 
 SELF_EXTEND = {

@@ -13,7 +13,7 @@ import polyformer
 from polyformer.core.errors import InputError
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.context import Context
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn import CachePolicy, CompressedCache, DroppingPolicy

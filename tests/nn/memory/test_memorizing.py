@@ -14,7 +14,7 @@ from pairwise import pairwise
 from polyformer.attention.patterns import Window
 from polyformer.attention.positions import NoPositionConfig, RopeConfig, Shape
 from polyformer.core.errors import InputError
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation.config import BeamConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 import polyformer
 from polyformer.core.kv_cache import KeyValueCache
 from polyformer.core.sequence.tokens import BLOCK, MARGIN, Reach
-from polyformer.core.state_files import load_state, save_state
+from polyformer.core.state import load_state, save_state
 from polyformer.models.architectures import Transformer
 from polyformer.models.outputs import ModelState
 from polyformer.nn.stack import LayerState, Stack

@@ -15,7 +15,7 @@ from forking import run_python
 from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.core.files import read_tensors
-from polyformer.core.state_files import save_state
+from polyformer.core.state import save_state
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
@@ -211,7 +211,7 @@ def test_collected_steps_are_read_by_another_process(tmp_path: Path):
     save_state(rollout(policy, acted(policy), 0.9, 0.8, 4), tmp_path / "memory.safetensors")
     code = (
         "import sys, polyformer.training.tasks\n"
-        "from polyformer.core.state_files import load_state\n"
+        "from polyformer.core.state import load_state\n"
         "print(type(load_state(sys.argv[1])).__name__, 'torchrl' in sys.modules)"
     )
     done = run_python("-c", code, tmp_path / "memory.safetensors")

@@ -17,9 +17,9 @@ from torch import nn
 from polyformer.applications.audit import contracts  # noqa: F401
 from polyformer.applications.audit.adaptors import load_model, subjects
 from polyformer.applications.audit.checks import CHECKS, Check, Gap, NotApplicableError, Subject, find
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.files import read_bounded
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.parsing import parse_yaml
 from polyformer.core.ranges import YAML_BYTES
 

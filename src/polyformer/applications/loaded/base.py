@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import torch
 
 from polyformer.core.errors import InputError, caution, quote
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.core.paths import checked_path
 from polyformer.data.sources.files import whole_text
 

@@ -24,8 +24,8 @@ from polyformer.applications.loaded.base import (
 )
 from polyformer.applications.loaded.towers import TextsAndImages
 from polyformer.applications.loaded.writers import Continuer, Extractor, TargetWriter
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.paths import checked_path
 from polyformer.data import read
 from polyformer.data.formats.images import SUFFIXES, picture_row

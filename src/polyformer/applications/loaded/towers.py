@@ -11,7 +11,7 @@ import torch
 
 from polyformer.applications.loaded.base import LoadedModel, Prediction, is_picture, several, texts_of, warn
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.data.formats.images import SUFFIXES
 
 if TYPE_CHECKING:

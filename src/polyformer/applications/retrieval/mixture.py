@@ -42,7 +42,7 @@ from polyformer.applications.retrieval.readers import (
 )
 from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Store
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import ContinuedText, TextStreamer
 from polyformer.models.outputs import ModelState

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import read_json
 from polyformer.core.foreign_checkpoints import gguf_file, load_by_transformers
+from polyformer.core.modules import evaluating
 from polyformer.core.paths import checked_path
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer, load_tokenizer

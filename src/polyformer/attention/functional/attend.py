@@ -36,8 +36,8 @@ from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod, Where
 from polyformer.attention.patterns.composition import MaskModPattern, as_pattern, simple_parts
 from polyformer.attention.patterns.implied import Causal, Full
 from polyformer.attention.patterns.mods import rule_key
-from polyformer.core.argument_types import names_wrong_types, names_wrong_types_of
 from polyformer.core.instrumentation import installed
+from polyformer.core.modules import names_wrong_types, names_wrong_types_of
 from polyformer.core.ops.autograd import autocast_device, in_autocast_type, is_autocast, without_autocast
 from polyformer.core.sequence.context import Context
 

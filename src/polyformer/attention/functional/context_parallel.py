@@ -46,8 +46,8 @@ from polyformer.attention.patterns.layout import Interval, intersect
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.core.errors import InputError
 from polyformer.core.ops.autograd import WHOLE, autocast_disabled, first_order
+from polyformer.core.sequence.context import SequenceShard
 from polyformer.core.sequence.context_parallel import slice_context
-from polyformer.core.sequence.sequence_shards import SequenceShard
 
 Compute = Callable[[Request], tuple[Tensor, Tensor]]
 """Function that computes a part: output [B, H, T, Dv] and log-sum-exp [B, H, T]."""

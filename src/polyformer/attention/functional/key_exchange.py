@@ -20,8 +20,7 @@ from polyformer.attention.patterns.implied import implied
 from polyformer.attention.patterns.layout import Interval, clip, count, intersect, unite
 from polyformer.core.instrumentation import Recorder
 from polyformer.core.ops.autograd import WHOLE, first_order
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import Run, SequenceShard, balanced, contiguous
+from polyformer.core.sequence.context import Context, Run, SequenceShard, balanced, contiguous
 
 UNEVEN = 1.25
 """Largest ratio of the work of the busiest process to the average at which each process has a single run."""

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyformer.attention.patterns.base import ScoreMod
-from polyformer.core.argument_types import names_wrong_fields
 from polyformer.core.errors import InputError
+from polyformer.core.modules import names_wrong_fields
 from polyformer.core.sequence.context import Context
 
 TABLES = "bias", "position_keys", "position_queries", "position_values"

@@ -21,8 +21,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import is_recorded
 from polyformer.core.instrumentation import Editor, Recorder, installed
 from polyformer.core.ops.softmax import recording
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import Context, SequenceShard
 
 TORCH_ARGUMENTS = {
     "attn_mask": (

@@ -16,8 +16,7 @@ from polyformer.attention.functional.key_exchange import gather
 from polyformer.core.errors import InputError
 from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.linear import linear
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import Context, SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from polyformer.core.errors import caution
+from polyformer.core.modules import parameter
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.autograd import autocast_disabled, without_autocast
 from polyformer.core.ops.layers import ACTIVATIONS
@@ -22,7 +23,6 @@ from polyformer.core.ops.product_kernels import (
     onednn_product,
     onednn_takes,
 )
-from polyformer.core.parts import parameter
 
 M = TypeVar("M", bound=nn.Module)
 

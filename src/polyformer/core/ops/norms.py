@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.parts import parameter
+from polyformer.core.modules import parameter
 from polyformer.core.ranges import PositiveFloat, PositiveShare
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import Context, SequenceShard
 
 STRATEGIES = "auto", "needed", "ring", "all"
 """How keys reach the processes that hold the queries that need them."""

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import host_values, remember
-from polyformer.core.sequence.context import Context, without_keys
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import Context, SequenceShard, without_keys
 from polyformer.core.state import State
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import bounds, check_range, host_values, next_labels
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import SequenceShard
 from polyformer.core.sequence.tokens import ModelInputs, Tokens, expected_ids
 from polyformer.models.outputs import ModelState, TrajectoryState
 from polyformer.nn.heads import Head, HeadInput

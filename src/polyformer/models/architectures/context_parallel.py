@@ -7,9 +7,8 @@ from polyformer.attention.functional.key_exchange import choose_runs, total
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import IGNORED
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, Run, SequenceShard
 from polyformer.core.sequence.context_parallel import ContextParallel
-from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.nn.heads import Head
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import Stack, StackConfig

@@ -14,7 +14,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.ops.int8 import Int8Embedding
 from polyformer.core.ops.layers import AuxiliaryLosses, collect_auxiliary_losses
 from polyformer.core.ops.softmax import recorded
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, SequenceShard
 from polyformer.core.sequence.context_parallel import (
     GROUPS_IN_USE,
     ContextParallel,
@@ -22,7 +22,6 @@ from polyformer.core.sequence.context_parallel import (
     shard_sequence,
     shard_source,
 )
-from polyformer.core.sequence.sequence_shards import SequenceShard
 from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs, Tokens
 from polyformer.models.architectures.arguments import (
     NO_EXTRA_OUTPUTS,

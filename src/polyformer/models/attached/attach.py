@@ -17,10 +17,10 @@ from polyformer.attention.mechanisms.pair_weights import CachedAttention
 from polyformer.attention.mechanisms.recurrence.base import Recurrence
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, quote
 from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache, PairCache
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.state import State
 from polyformer.models.attached.attach_settings import IMPLEMENTATION, SAVED, Which, apply, parse_settings
 from polyformer.models.attached.attention_layers import Layer, attention_layers

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import Pattern
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, caution, quote, unknown
 from polyformer.core.files import read_json
 from polyformer.core.foreign_checkpoints import check_no_revision, fetched, gguf_file
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.paths import checked_path, refuse_links
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS

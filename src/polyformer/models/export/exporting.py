@@ -11,9 +11,9 @@ from torch.export import Dim, ExportedProgram
 
 from polyformer.attention.functional.backends.blocks import graph_calls
 from polyformer.core.errors import InputError, quote
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import atomic_write, folder_for_files, write_json, writing
 from polyformer.core.imports import needs_extra
+from polyformer.core.modules import evaluating
 from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, hub_labels, label_names, write_generation

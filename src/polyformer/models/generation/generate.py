@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.errors import InputError, caution
+from polyformer.core.modules import names_wrong_types
 from polyformer.models.generation.beam_search import beam_search
 from polyformer.models.generation.config import GenerationConfig, with_settings
 from polyformer.models.generation.decoder import (

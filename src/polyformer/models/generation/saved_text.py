@@ -6,7 +6,7 @@
     text = load_state("book.safetensors", model)
     text.generate([*ids, *question], config)             reads only the question
 
-The file (`core.state_files`) names its owner: a digest of the model's weights, the kinds of its parts, the
+The file (`core.state`) names its owner: a digest of the model's weights, the kinds of its parts, the
 cache policy and the tokens. It is no trusted input. All that it says is compared with a state that the model
 itself computes for two tokens, and sizes with the number of tokens, before the state is used.
 """
@@ -24,8 +24,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_tensors, save_tensors, write_output
 from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache
-from polyformer.core.state import State
-from polyformer.core.state_files import state_of, state_tensors
+from polyformer.core.state import State, state_of, state_tensors
 from polyformer.models.generation.decoder import DecodingState, GenerativeModel
 from polyformer.models.generation.kept_text import KeptText
 from polyformer.models.outputs import ModelState

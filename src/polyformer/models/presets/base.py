@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from polyformer.attention.positions import GridConfig
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.registry import Registry, register_names
 from polyformer.models.architectures import AnyConfig, Transformer, build_model
 from polyformer.models.config import ModelConfig

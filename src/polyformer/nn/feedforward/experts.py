@@ -53,8 +53,7 @@ from polyformer.core.ops.autograd import without_autocast
 from polyformer.core.ops.layers import add_auxiliary_loss
 from polyformer.core.ops.linear import ExactLinear, linear
 from polyformer.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Wording
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import SequenceShard
+from polyformer.core.sequence.context import Context, SequenceShard
 from polyformer.nn.feedforward.feedforward import FeedForward, FeedForwardConfig
 
 

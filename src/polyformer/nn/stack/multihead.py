@@ -21,8 +21,8 @@ from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig, SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.errors import InputError
+from polyformer.core.modules import submodule
 from polyformer.core.ops.linear import Linear, joint_linear, linears
-from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State

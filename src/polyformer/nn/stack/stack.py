@@ -12,8 +12,8 @@ from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.attention.positions import Position, Shape
 from polyformer.core.errors import InputError
+from polyformer.core.modules import submodule
 from polyformer.core.ops.norms import normalize
-from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context, Image
 from polyformer.core.sequence.tokens import Reach, Tokens
 from polyformer.nn.block import ReversibleConfig

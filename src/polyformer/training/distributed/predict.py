@@ -38,9 +38,8 @@ from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.implied import implied
 from polyformer.core.errors import InputError, quote, unknown
-from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.context import Context, Run, SequenceShard
 from polyformer.core.sequence.context_parallel import ContextParallel
-from polyformer.core.sequence.sequence_shards import Run, SequenceShard
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.context_parallel import runs_of_stack
 from polyformer.models.config import ModelConfig

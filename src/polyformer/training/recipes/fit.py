@@ -23,9 +23,9 @@ from torch import nn
 
 from polyformer.attention.patterns import Window
 from polyformer.attention.patterns.base import Pattern
-from polyformer.core.argument_types import names_wrong_types
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
+from polyformer.core.modules import names_wrong_types
 from polyformer.data import DataConfig, Splits, Tokenizer, load
 from polyformer.data.sources.checks import Fingerprint, fingerprint, overlaps
 from polyformer.data.word_vectors import read_word_vectors, word_ids

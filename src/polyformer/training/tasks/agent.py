@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.core.state import State
 from polyformer.data import Splits

@@ -23,8 +23,7 @@ from polyformer.attention.mechanisms.linear.sums import (
     empty_sums,
     finite_top,
 )
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import Run, SequenceShard
+from polyformer.core.sequence.context import Context, Run, SequenceShard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,8 +22,7 @@ from polyformer.attention.functional.key_exchange import anchored, gather
 from polyformer.attention.mechanisms.recurrence.fused_scan import Scan
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs
 from polyformer.core.ops.layers import depthwise_convolution
-from polyformer.core.sequence.context import Context
-from polyformer.core.sequence.sequence_shards import Run, SequenceShard
+from polyformer.core.sequence.context import Context, Run, SequenceShard
 
 
 def spread_scan(tokens: ScanInputs, context: Context, scan: Scan, earlier: Tensor | None) -> Tensor:

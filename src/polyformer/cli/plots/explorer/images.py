@@ -15,7 +15,7 @@ from torch import Tensor
 from polyformer.cli.plots.explorer.reading import Picture, Prediction, Reading, run_alone
 from polyformer.cli.plots.explorer.record import Windows
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.data.formats.images import GREYS, quantised
 from polyformer.models.architectures import Transformer, VisionTransformer
 from polyformer.nn.heads import ClassifyConfig

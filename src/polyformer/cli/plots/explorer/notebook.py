@@ -23,9 +23,9 @@ from polyformer.cli.plots.explorer.images import (
 )
 from polyformer.cli.plots.explorer.reading import PolyformerTexts, Reading, TransformersTexts
 from polyformer.core.errors import InputError
-from polyformer.core.evaluation_mode import evaluating
 from polyformer.core.files import write_output
 from polyformer.core.foreign_checkpoints import load_by_transformers
+from polyformer.core.modules import evaluating
 from polyformer.data.tokenizers import load_tokenizer
 from polyformer.models.architectures import Transformer, VisionTransformer
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention, SoftmaxConfig
 from polyformer.attention.patterns.composition import MaskModPattern
 from polyformer.core.errors import InputError, quote, reason_of
-from polyformer.core.evaluation_mode import evaluating
+from polyformer.core.modules import evaluating
 from polyformer.data import Tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.nn.cache import CachePolicy, CompressedCache, DroppingPolicy

@@ -1,20 +1,87 @@
-"""Arguments of the wrong type: a raw error of a call becomes an `InputError` that names the argument.
+"""Modules: their parts as attributes, their evaluation mode, and errors for arguments of a wrong type.
 
-The types are looked at after an error only, so that a call without an error costs nothing more.
+**Parts.** `nn.Module` looks for `self.query` in the class, the instance and three tables in turn, half a
+microsecond each time: in a small model a tenth of a forward pass. A class that names its parts finds them
+faster:
+
+    class Attention(nn.Module):
+        query: Linear = submodule()
+
+They are registered, saved, replaced and removed as always. A value in the instance comes first (None, or the
+weight of a pruned layer), and so does a property of a subclass (a parametrized weight).
+
+**Arguments.** A raw error of a call becomes an `InputError` that names the argument. The types are looked at
+after an error only, so that a call without an error costs nothing more.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from polyformer.core.errors import InputError, quote
+
+
+class _Part:
+    """A descriptor without `__set__`, so that `nn.Module` still decides where a value is registered."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        try:
+            return module.__dict__[self.table][self.name]
+        except KeyError:
+            raise AttributeError(self.name) from None
+
+
+def submodule() -> Any:
+    """Return the descriptor of a submodule, for the body of a class."""
+    return _Part("_modules")
+
+
+def parameter() -> Any:
+    """Return the descriptor of a parameter, for the body of a class."""
+    return _Part("_parameters")
+
+
+class Modules(Protocol):
+    """An object with submodules: any `nn.Module`."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Yield the module itself and all submodules."""
+        ...
+
+
+@contextlib.contextmanager
+def evaluating(model: Modules) -> Iterator[None]:
+    """Put the model in evaluation mode, and each of its modules back in its own mode at the end.
+
+    As with `nn.Module.eval`, the mode belongs to the module and not to the thread: while a thread trains a
+    model, other threads read a copy (`copy.deepcopy`).
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
