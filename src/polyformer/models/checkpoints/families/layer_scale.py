@@ -17,7 +17,7 @@ from polyformer.models.checkpoints.families.common import FIRST_TOKEN
 from polyformer.models.checkpoints.families.vit import LAYER, TRUNK, ViT
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import Fused, layered
-from polyformer.models.presets.vision import IMAGENET_MEAN, IMAGENET_STD
+from polyformer.models.presets.images_and_agents import IMAGENET_MEAN, IMAGENET_STD
 from polyformer.nn.block import LayerScaleConfig, PreNormConfig
 from polyformer.nn.feedforward import DenseConfig, GatedConfig
 from polyformer.nn.heads import ClassifyImageConfig, EmbedImageConfig
