@@ -80,7 +80,7 @@ def attach(
             f"{'memory' if memory else 'cache'}: indexers of this model choose keys of the whole text, and a "
             "bounded cache drops some; leave it out"
         )
-    import polyformer.models.attached.registration  # noqa: F401  (only here: it imports transformers)
+    import polyformer.models.attached.attention  # noqa: F401  (only here: it imports transformers)
 
     apply(model, [call], loaded=True)
     config: Any = model.config

@@ -15,10 +15,8 @@ from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.config import decode
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import EXPRESSION_BYTES, PARTS, check_range
-from polyformer.models.attached.attention_layers import Layer, attention_layers, select_layers
-from polyformer.models.attached.bound import Bound, Rule
-from polyformer.models.attached.layer import NAME, Attached, has_text, remove_attached
-from polyformer.models.attached.rotary import find_rotary
+from polyformer.models.attached.attention_layers import Layer, attention_layers, find_rotary, select_layers
+from polyformer.models.attached.layer import NAME, Attached, Bound, Rule, has_text, remove_attached
 from polyformer.nn.cache import Ada, CachePolicy, ExpectedAttention
 from polyformer.nn.memory import MemoryConfig, NoMemoryConfig, SinksConfig
 

@@ -1,11 +1,18 @@
-"""`attend` with the signature of transformers' `AttentionInterface`, instead of sdpa."""
+"""`attend` with the signature of transformers' `AttentionInterface`, instead of sdpa, and its registration.
+
+transformers is informed once, when this module is imported. Attachments in a config.json are restored while a
+model is built, at the end of its constructor, where transformers calls `post_init`: its own hook for this
+belongs to the class, so the method of all classes is wrapped.
+"""
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils import output_capturing
 
 from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink, soft_cap
@@ -17,18 +24,20 @@ from polyformer.core.errors import InputError
 from polyformer.core.instrumentation import Editor
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.bound import Bound
+from polyformer.models.attached.attach_settings import restore
+from polyformer.models.attached.attention_layers import QUERIES_ONLY, read_queries
 from polyformer.models.attached.bounded import BOUNDED, BoundedLayer, check_terms, described
-from polyformer.models.attached.layer import Attached, attached
+from polyformer.models.attached.layer import NAME, Attached, Bound, attached
 from polyformer.models.attached.mask import (
     Description,
     Mask,
     Table,
     add_bias,
+    combine,
+    create_mask,
     positions_in_documents,
     split_mask,
 )
-from polyformer.models.attached.mask_functions import combine
 from polyformer.models.packed_sequences import packed_sequences
 from polyformer.nn.cache import CacheCall
 
@@ -271,3 +280,22 @@ def with_packed_sequences(context: Context, options: dict[str, Any], rows: int) 
         return context
     at = positions_in_documents(documents)
     return dataclasses.replace(context, memo={}, q_doc=documents, kv_doc=documents, q_pos=at, kv_pos=at)
+
+
+AttentionInterface.register(NAME, forward)
+AttentionInterface.register(QUERIES_ONLY, read_queries)
+AttentionMaskInterface.register(NAME, create_mask)
+
+
+def _restoring(post_init: Any) -> Any:
+    """Return `PreTrainedModel.post_init`, wrapped to restore the configuration's attachments first."""
+
+    @functools.wraps(post_init)
+    def wrapped(self: PreTrainedModel) -> None:
+        restore(self)
+        post_init(self)
+
+    return wrapped
+
+
+PreTrainedModel.post_init = _restoring(PreTrainedModel.post_init)

@@ -23,8 +23,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.int4_cache import Int4Cache
 from polyformer.core.kv_cache import Int8Cache, KeyValueCache, PairCache
 from polyformer.core.sequence.context import Context
-from polyformer.models.attached.bound import Bound
-from polyformer.models.attached.layer import NAME, attached, text_of
+from polyformer.models.attached.layer import NAME, Bound, attached, text_of
 from polyformer.models.attached.mask import Description, Mask
 from polyformer.nn.cache import CacheCall, CachePolicy, CompressedCache
 from polyformer.nn.memory import SinksConfig
