@@ -16,7 +16,7 @@ from polyformer.attention.positions import RopeConfig, Shape
 from polyformer.attention.positions.base import Position
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
-from polyformer.models.export.graphs import check_decoder
+from polyformer.models.export_graphs import check_decoder
 from polyformer.models.transformers import wrap
 from polyformer.nn.stack import AttentionConfig, LatentAttention, LatentConfig
 

@@ -327,8 +327,7 @@ def run_export(options: ExportOptions) -> None:
     from polyformer.data.tokenizers import load_tokenizer
     from polyformer.models.checkpoints import from_pretrained
     from polyformer.models.config import longest_text
-    from polyformer.models.export import export_model
-    from polyformer.models.export.exporting import write_description
+    from polyformer.models.export import export_model, write_description
 
     model = from_pretrained(options.model, options.head)
     if model.generation is None:

@@ -9,16 +9,17 @@ Any model can be wrapped, of a public family or not. Requires transformers (`pip
 
 from polyformer.models.transformers.base import PolyformerModel
 from polyformer.models.transformers.cache import PolyformerCache
-from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
 from polyformer.models.transformers.registration import wrap
 from polyformer.models.transformers.saved_folder import PolyformerConfig
 from polyformer.models.transformers.tasks import (
     PolyformerDecisionTransformer,
     PolyformerDoubleHeadsModel,
+    PolyformerForCausalLM,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
     PolyformerForQuestionAnswering,
+    PolyformerForSeq2SeqLM,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )

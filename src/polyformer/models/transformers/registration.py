@@ -10,15 +10,16 @@ from transformers.models.auto import modeling_auto
 from polyformer.core.errors import InputError, unknown
 from polyformer.models.architectures import TrajectoryTransformer, Transformer
 from polyformer.models.transformers.base import PolyformerModel
-from polyformer.models.transformers.generation import PolyformerForCausalLM, PolyformerForSeq2SeqLM
 from polyformer.models.transformers.saved_folder import PolyformerConfig, config_of
 from polyformer.models.transformers.tasks import (
     PolyformerDecisionTransformer,
     PolyformerDoubleHeadsModel,
+    PolyformerForCausalLM,
     PolyformerForMaskedLM,
     PolyformerForMultipleChoice,
     PolyformerForPreTraining,
     PolyformerForQuestionAnswering,
+    PolyformerForSeq2SeqLM,
     PolyformerForSequenceClassification,
     PolyformerForTokenClassification,
 )

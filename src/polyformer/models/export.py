@@ -18,7 +18,9 @@ from polyformer.core.paths import checked_path
 from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.pretrained import CONFIG, hub_labels, label_names, write_generation
 from polyformer.models.checkpoints.save import find_family
-from polyformer.models.export.graphs import DecoderGraph, RowsGraph, SourceGraph, TargetGraph
+from polyformer.models.export_graphs import DecoderGraph, RowsGraph, SourceGraph, TargetGraph
+
+__all__ = ["ExportedModel", "export_model"]
 
 
 def write_description(model: Transformer, folder: Path, longest: int) -> None:
