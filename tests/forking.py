@@ -37,7 +37,7 @@ processes.set_forkserver_preload(  # of all files together: a second call would 
         ),
         *(
             "polyformer.data.prepared.preparing",
-            "polyformer.applications.retrieval.build",
+            "polyformer.applications.retrieval.store",
             "polyformer.models.presets",
         ),
         *("accelerate", "datasets", "torch._dynamo", "frozen_imports"),

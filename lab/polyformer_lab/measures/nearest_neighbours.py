@@ -23,13 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyformer.applications.retrieval.build import build, keys_of, manifest_of
 from polyformer.applications.retrieval.entries import Manifest
 from polyformer.applications.retrieval.mixture import STEPS, Targets, batched, measured, spread, target_shares
 from polyformer.applications.retrieval.neighbours import Text, find, without
 from polyformer.applications.retrieval.readers import ContextReader, Reading, open_reader, windows
 from polyformer.applications.retrieval.search import IndexConfig, make_index, squared_distances
-from polyformer.applications.retrieval.store import FolderStore, open_folder
+from polyformer.applications.retrieval.store import FolderStore, build, keys_of, manifest_of, open_folder
 from polyformer.core.errors import InputError
 from polyformer.core.files import write_json
 from polyformer.core.host_values import IGNORED

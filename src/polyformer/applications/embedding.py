@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import FileLock
 
-from polyformer.applications.encoder import Encoder
-from polyformer.applications.towers import Pictures, TowerEncoder
+from polyformer.applications.encoder import Encoder, Pictures, TowerEncoder
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write, read_json, reading, write_json, write_output, writing
 from polyformer.core.paths import check_file, check_folder, is_replaceable

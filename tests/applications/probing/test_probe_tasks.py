@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 
+from polyformer.applications.probe_tasks import (
+    SINGLE,
+    CommonWords,
+    FrequentWords,
+    Needles,
+    VariableTracking,
+)
 from polyformer.applications.probing import (
     TASKS,
     ProbeText,
@@ -19,13 +26,6 @@ from polyformer.applications.probing import (
     match_any,
     read_text,
     task_names,
-)
-from polyformer.applications.probing.tasks import (
-    SINGLE,
-    CommonWords,
-    FrequentWords,
-    Needles,
-    VariableTracking,
 )
 from polyformer.core.errors import InputError
 from polyformer.data import Tokenizer, TokenizerConfig

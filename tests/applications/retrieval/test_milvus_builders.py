@@ -9,8 +9,8 @@ import torch
 from tiny_stores import TEXT, lines, manifest
 
 from forking import processes
-from polyformer.applications.retrieval import build as building
 from polyformer.applications.retrieval import milvus
+from polyformer.applications.retrieval import store as building
 from polyformer.applications.retrieval.milvus import Address, Server, build_in_milvus, open_in_milvus
 from polyformer.applications.retrieval.readers import open_reader
 from polyformer.applications.retrieval.store import open_folder

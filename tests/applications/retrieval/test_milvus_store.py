@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_stores import READING, TEXT, lines, manifest, tiny_checkpoint
 
-from polyformer.applications.retrieval import build as building
 from polyformer.applications.retrieval import milvus, open_store
+from polyformer.applications.retrieval import store as building
 from polyformer.applications.retrieval.milvus import (
     Address,
     MilvusWriter,

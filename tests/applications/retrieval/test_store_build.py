@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiny_stores import READING, TEXT, built, content, lines, manifest, tiny_model
 
-from polyformer.applications.retrieval.build import build, merge, part_folder
 from polyformer.applications.retrieval.readers import (
     Reading,
     changed_settings,
@@ -16,7 +15,7 @@ from polyformer.applications.retrieval.readers import (
     open_reader,
     windows,
 )
-from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.store import build, merge, open_folder, part_folder
 from polyformer.nn.stack.last_feedforward import LastFeedForwardInput
 from polyformer.training.recipes import fit
 from tiny_recipes import tiny_recipe

@@ -10,12 +10,11 @@ import pytest
 from tiny_stores import built, content
 
 from full_disk import largest_file
-from polyformer.applications.retrieval import build as building
 from polyformer.applications.retrieval import entries
-from polyformer.applications.retrieval.build import merge, part_folder
+from polyformer.applications.retrieval import store as building
 from polyformer.applications.retrieval.entries import CHECKSUMS, MANIFEST, EntryWriter, Manifest
 from polyformer.applications.retrieval.search import IndexConfig, make_index
-from polyformer.applications.retrieval.store import open_folder, verify
+from polyformer.applications.retrieval.store import merge, open_folder, part_folder, verify
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 

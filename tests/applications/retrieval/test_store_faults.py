@@ -13,11 +13,10 @@ from tiny_stores import TEXT, built, content, manifest, tiny_checkpoint
 
 from forking import processes
 from full_disk import largest_file
-from polyformer.applications.retrieval import build as building
 from polyformer.applications.retrieval import open_store
-from polyformer.applications.retrieval.build import build, part_folder
+from polyformer.applications.retrieval import store as building
 from polyformer.applications.retrieval.readers import open_reader
-from polyformer.applications.retrieval.store import open_folder
+from polyformer.applications.retrieval.store import build, open_folder, part_folder
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data import TokenizerConfig, build_tokenizer

@@ -14,9 +14,9 @@ import torch
 from tiny_stores import TEXT, built, content
 
 from forking import processes
-from polyformer.applications.retrieval import build as building
-from polyformer.applications.retrieval.build import merge, part_folder
+from polyformer.applications.retrieval import store as building
 from polyformer.applications.retrieval.entries import Manifest
+from polyformer.applications.retrieval.store import merge, part_folder
 
 KILLS = int(os.environ.get("KILLS", "3"))
 
@@ -28,7 +28,7 @@ def slowly(checkpoint: Path, text: Path, folder: Path, began: Any, parts: int) -
     building.BATCH_TOKENS = 64
     began.set()
     if parts:
-        from polyformer.applications.retrieval import build as merging
+        from polyformer.applications.retrieval import store as merging
 
         merging.COMMIT_SECONDS = 0.0
         merge(folder)

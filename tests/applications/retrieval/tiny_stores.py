@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from polyformer import create_model
-from polyformer.applications.retrieval.build import build
 from polyformer.applications.retrieval.entries import Manifest
 from polyformer.applications.retrieval.readers import ContextReader, Reading, open_reader
+from polyformer.applications.retrieval.store import build
 from polyformer.data import DataConfig, TokenizerConfig, build_tokenizer
 from polyformer.data.sources.checks import fingerprint
 from polyformer.models.architectures import Transformer

@@ -31,10 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.applications.retrieval.build import Report, write
 from polyformer.applications.retrieval.entries import MANIFEST, Manifest
 from polyformer.applications.retrieval.readers import ContextReader
-from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Search
+from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Report, Search, write
 from polyformer.core.errors import InputError
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import cache_folder
@@ -199,7 +198,7 @@ QUERIES = 64  # keys that are used as queries to choose the number of lists to s
 
 
 class MilvusWriter:
-    """A writer of the entries of a part; see `polyformer.applications.retrieval.build.Writer`."""
+    """A writer of the entries of a part; see `polyformer.applications.retrieval.store.Writer`."""
 
     def __init__(self, server: Server, manifest: Manifest, progress: dict[str, Any]):
         self.server, self.manifest = server, manifest

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.applications.retrieval.build import BATCH_TOKENS, equally_long, tensors
 from polyformer.applications.retrieval.readers import (
     ContextReader,
     Reading,
@@ -40,7 +39,14 @@ from polyformer.applications.retrieval.readers import (
     Window,
     windows,
 )
-from polyformer.applications.retrieval.store import MixtureConfig, Neighbours, Store
+from polyformer.applications.retrieval.store import (
+    BATCH_TOKENS,
+    MixtureConfig,
+    Neighbours,
+    Store,
+    equally_long,
+    tensors,
+)
 from polyformer.core.errors import InputError
 from polyformer.core.modules import evaluating
 from polyformer.models.architectures import Transformer

@@ -16,18 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyformer.applications.retrieval.build import (
+from polyformer.applications.retrieval.entries import PROGRESS
+from polyformer.applications.retrieval.readers import ContextReader, RunReader, Window, windows
+from polyformer.applications.retrieval.store import (
     BATCH_TOKENS,
     COMMIT_SECONDS,
     BuildProgress,
+    FolderStore,
     Report,
+    Store,
     batches,
     is_begun,
     keys_of,
 )
-from polyformer.applications.retrieval.entries import PROGRESS
-from polyformer.applications.retrieval.readers import ContextReader, RunReader, Window, windows
-from polyformer.applications.retrieval.store import FolderStore, Store
 from polyformer.core.errors import InputError
 from polyformer.core.files import atomic_write, read_json, write_json, writing
 from polyformer.data.rows.neighbours import ABOUT, DOCUMENTS, ROWS, NeighbourInfo, digest

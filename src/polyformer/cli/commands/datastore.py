@@ -23,9 +23,9 @@ from polyformer.core.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.retrieval import MixtureConfig, Store
-    from polyformer.applications.retrieval.build import BuildProgress
     from polyformer.applications.retrieval.mixture import Targets
     from polyformer.applications.retrieval.neighbours import Text
+    from polyformer.applications.retrieval.store import BuildProgress
     from polyformer.training.recipes.run import Run
     from polyformer.training.tasks.base import Task, Workers
 
@@ -108,9 +108,9 @@ def run(options: DatastoreOptions) -> None:
 
 def build_store(options: DatastoreOptions) -> None:
     """Build the store, or resume an interrupted build."""
-    from polyformer.applications.retrieval.build import build, manifest_of, part_folder
     from polyformer.applications.retrieval.milvus import Address, build_in_milvus
     from polyformer.applications.retrieval.readers import open_reader
+    from polyformer.applications.retrieval.store import build, manifest_of, part_folder
     from polyformer.core.ops.cpu import model_threads
 
     required(options, "text", "out")
@@ -160,8 +160,8 @@ def parts_of(options: DatastoreOptions) -> tuple[int, int]:
 
 def merge_parts(options: DatastoreOptions) -> None:
     """Join the parts of a store."""
-    from polyformer.applications.retrieval.build import merge
     from polyformer.applications.retrieval.milvus import Address
+    from polyformer.applications.retrieval.store import merge
 
     if Address.of(options.name) is not None:
         raise InputError(f"{options.name}: parts on a server already form one store; nothing to merge")

@@ -78,8 +78,7 @@ def run(options: EmbedOptions) -> None:
     import torch
 
     from polyformer.applications.embedding import OutputFormat, embed
-    from polyformer.applications.encoder import Encoder
-    from polyformer.applications.towers import Pictures, TowerEncoder, has_towers
+    from polyformer.applications.encoder import Encoder, Pictures, TowerEncoder, has_towers
     from polyformer.core.ops.cpu import model_threads
     from polyformer.training.machine import choose_device, rank, world
 

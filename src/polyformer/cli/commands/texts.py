@@ -57,7 +57,7 @@ def run_classify(options: ClassifyOptions) -> None:
     training.
     """
     from polyformer.applications.loaded import load_for
-    from polyformer.applications.loaded.towers import TextsAndImages
+    from polyformer.applications.loaded.load import TextsAndImages
     from polyformer.core.ops.cpu import model_threads
 
     loaded: Any = load_for(options.run, "classify", options.device)

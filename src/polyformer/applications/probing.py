@@ -1,12 +1,15 @@
-"""Probe a model: fill a prompt to a length, generate the answer, and score it exactly.
+"""Probes of long texts: does a model still find information at a length, not only a low perplexity?
 
-The tasks have RULER's names. A prompt has a wanted number of tokens: the sample with the most units that
-fits.
+    model = ProbedModel.of(model, tokenizer)
+    results = probe(model, ["niah_single_2", "vt"], [1024, 4096], read_text(None), ProbeConfig(samples=50))
+
+The tasks are RULER's (Hsieh et al. 2024), generated from a seed, and have its names. A prompt has a wanted
+number of tokens of the model's tokenizer: the sample with the most units that fits.
 
     tokens of the prompt + tokens of the answer <= length
 
 Nothing is cut off: a sample that is too long has fewer units, and if the smallest sample is too long, the
-length is refused.
+length is refused. Answers are scored by the texts that they contain.
 
 A `ProbedModel` is a decoder of this library or a causal model of transformers.
 """
@@ -21,7 +24,7 @@ from typing import Any, Self
 
 import torch
 
-from polyformer.applications.probing.tasks import (
+from polyformer.applications.probe_tasks import (
     CommonWords,
     DistractedQuestions,
     FrequentWords,
@@ -29,6 +32,8 @@ from polyformer.applications.probing.tasks import (
     ProbeTask,
     Sample,
     VariableTracking,
+    match_all,
+    match_any,
 )
 from polyformer.applications.prompting import write_answers
 from polyformer.core.errors import InputError, quote, unknown
@@ -39,6 +44,28 @@ from polyformer.data.sources.splits import are_answers
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import max_positions
 from polyformer.models.generation import ContinuedText
+
+__all__ = [
+    "TASKS",
+    "ProbeAnswer",
+    "ProbeConfig",
+    "ProbeResult",
+    "ProbeTask",
+    "ProbeText",
+    "ProbedModel",
+    "Prompt",
+    "PromptFormat",
+    "Sample",
+    "fill",
+    "find_task",
+    "match_all",
+    "match_any",
+    "probe",
+    "prompts",
+    "read_text",
+    "score_table",
+    "task_names",
+]
 
 WORDS = 2**20
 """The most words of a text that are used."""
