@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from polyformer.cli.plots.heads import matrices, spectra
+from polyformer.cli.plots.model import matrices, spectra
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.tokenizers import load_tokenizer

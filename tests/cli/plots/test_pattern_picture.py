@@ -8,15 +8,6 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.patterns import Causal, Documents, Full, Global, Pattern, PerHead, PerLayer, Window
-from polyformer.cli.plots.characters import (
-    ASCII,
-    Characters,
-    characters,
-    mask_cells,
-    pattern_text,
-    reduced,
-    work_cells,
-)
 from polyformer.cli.plots.pattern import (
     FULL,
     LIMIT,
@@ -26,6 +17,15 @@ from polyformer.cli.plots.pattern import (
     draw_pattern,
     labels,
     pictures,
+)
+from polyformer.cli.plots.show_pictures import (
+    ASCII,
+    Characters,
+    characters,
+    mask_cells,
+    pattern_text,
+    reduced,
+    work_cells,
 )
 from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context

@@ -14,8 +14,8 @@ from polyformer.attention.positions import (
     T5BiasConfig,
     sinusoids,
 )
-from polyformer.cli.plots.characters import ASCII, position_text
 from polyformer.cli.plots.position import WIDTH, draw_position, position_picture
+from polyformer.cli.plots.show_pictures import ASCII, position_text
 from polyformer.core.errors import InputError
 
 

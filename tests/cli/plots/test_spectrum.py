@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms import LinformerConfig, MemoryCompressedConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.cli.plots.heads import (
+from polyformer.cli.plots.model import (
     Spectrum,
     draw_spectra,
     matrices,

@@ -6,8 +6,8 @@ docstring is the help, and `TAG_EXAMPLES`. The type annotation of `options` name
 the command's options. Other distributions add commands, a module each, through the entry points of `GROUP`.
 
 Some modules contain code that several commands share: `options` (parses a command line into a dataclass),
-`inputs` (reads input texts, and models with texts), `before_after` (for convert and fit-pattern), `processes`
-and `show_pictures`.
+`inputs` (reads input texts, and models with texts), `before_after` (for convert and fit-pattern) and
+`processes`.
 """
 
 import typing
@@ -90,8 +90,7 @@ PAGES = {
     **dict.fromkeys(("prompt", "probe"), "questions"),
     **dict.fromkeys(("convert", "export"), "convert"),
     **dict.fromkeys(("fit-pattern", "calibrate"), "fitting"),
-    **dict.fromkeys(("spectrum", "ablate"), "heads"),
-    **dict.fromkeys(("audit", "tune"), "checks"),
+    **dict.fromkeys(("audit", "tune", "spectrum", "ablate"), "measurements"),
     **dict.fromkeys(("list", "completion"), "names"),
     "record": "acting",
 }

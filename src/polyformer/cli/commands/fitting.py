@@ -17,7 +17,7 @@ from polyformer.core.ranges import NEW_TOKENS, PositiveInt
 if TYPE_CHECKING:
     from polyformer.applications.exits import ThresholdTest, Write
     from polyformer.applications.pattern_fitting import FittedPattern
-    from polyformer.cli.plots.heads import FitQuality
+    from polyformer.cli.plots.model import FitQuality
     from polyformer.models.architectures import Transformer
 
 FIT_PATTERN_EXAMPLES = """examples:
@@ -118,7 +118,7 @@ def run_fit_pattern(options: FitPatternOptions) -> None:
         write_output(options.out, f"{pattern}\n".encode())
     results = [] if qualities is None else list(qualities(fits))
     if options.figure is not None:
-        from polyformer.cli.plots.heads import draw_fit
+        from polyformer.cli.plots.model import draw_fit
 
         draw_fit(fits, results, Path(options.model).name, Path(options.figure), write_output)
         print(f"drawn in {options.figure}")
@@ -129,7 +129,7 @@ def show(budget: float, fitted: "FittedPattern") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from polyformer.cli.plots.heads import short_text
+    from polyformer.cli.plots.model import short_text
 
     errors, chosen = fitted.errors, fitted.chosen
     title = f"budget {budget:g}: {fitted.share:.2%} of the pairs"
@@ -164,7 +164,7 @@ def evaluation(
         probed,
         text_reader,
     )
-    from polyformer.cli.plots.heads import FitQuality
+    from polyformer.cli.plots.model import FitQuality
     from polyformer.data.sources.files import opened
     from polyformer.models.checkpoints import convert
 

@@ -117,7 +117,7 @@ def run(options: ShowOptions) -> None:
 
 def show_picture(options: ShowOptions) -> None:
     """Print or draw a pattern or a position scheme."""
-    from polyformer.cli.commands.show_pictures import show_pattern, show_position
+    from polyformer.cli.plots.show_pictures import show_pattern, show_position
 
     what = f"`show {options.subject}`"
     for name in options.changes:

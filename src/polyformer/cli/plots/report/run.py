@@ -18,8 +18,7 @@ from torch import Tensor
 
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxConfig
 from polyformer.attention.patterns import Full
-from polyformer.cli.plots.heads import check, matrices
-from polyformer.cli.plots.model import parameters, tree
+from polyformer.cli.plots.model import check, matrices, parameters, tree
 from polyformer.cli.plots.pattern import pictures
 from polyformer.cli.plots.report.examples import examples
 from polyformer.cli.plots.report.mistakes import HeldOutRows, read_held_out
