@@ -12,7 +12,7 @@ from gymnasium.utils import RecordConstructorArgs
 from torch import Tensor, nn
 
 from polyformer.core.ranges import NonNegativeFloat
-from polyformer.data.rows.batching import Batch
+from polyformer.data.rows import Batch
 from polyformer.models.architectures.trajectory import squared_error
 from polyformer.training.tasks import Task
 from polyformer.training.tasks.act import (

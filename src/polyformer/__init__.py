@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from polyformer.core.sequence.context import Context as Context
     from polyformer.core.sequence.context_parallel import context_parallel as context_parallel
     from polyformer.models.architectures import Transformer as Transformer
-    from polyformer.models.attached.attach import attach as attach
-    from polyformer.models.attached.attach import detach as detach
-    from polyformer.models.attached.attach import explain as explain
+    from polyformer.models.attached import attach as attach
+    from polyformer.models.attached import detach as detach
+    from polyformer.models.attached import explain as explain
     from polyformer.models.checkpoints import from_pretrained as from_pretrained
     from polyformer.models.config import ModelConfig as ModelConfig
     from polyformer.models.generation import GenerationConfig as GenerationConfig
@@ -52,13 +52,13 @@ __getattr__, __dir__ = lazy_names(
         "Recipe": "training.recipes",
         "Relative": "attention.functional.relative",
         "Transformer": "models.architectures",
-        "attach": "models.attached.attach",
+        "attach": "models.attached",
         "attend": "attention.functional.attend",
         "audit": "applications.audit",
         "context_parallel": "core.sequence.context_parallel",
         "create_model": "models.presets",
-        "detach": "models.attached.attach",
-        "explain": "models.attached.attach",
+        "detach": "models.attached",
+        "explain": "models.attached",
         "fit": "training.recipes",
         "from_pretrained": "models.checkpoints",
         "list_models": "models.presets",

@@ -78,7 +78,7 @@ def test_a_report_is_written_when_asked_for(
     run: Path, tmp_path: Path, output: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ):
     measured = [Growth("dense", (256, 512), (1.5, 6.25), (32896, 131328))]
-    monkeypatch.setattr("polyformer.cli.plots.report.run.measure_growth", lambda: measured)
+    monkeypatch.setattr("polyformer.cli.plots.report.measure_growth", lambda: measured)
     assert not (run / REPORT).exists()
     assert f"Report: {run / REPORT}" in output("train", "--resume", run, "--report")
     assert "Evaluations" not in (run / REPORT).read_text()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyformer.core.errors import InputError
-from polyformer.data.rows.batching import (
+from polyformer.data.rows import (
     Batches,
     Collate,
     Position,

@@ -9,7 +9,7 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, by_rows
-from polyformer.data.rows.batching import Mixture, draw_order, mixing_rates, share_of_epoch
+from polyformer.data.rows import Mixture, draw_order, mixing_rates, share_of_epoch
 
 
 def test_rates_are_those_of_the_equation():

@@ -9,11 +9,10 @@ import torch
 
 from polyformer.core.errors import InputError
 from polyformer.data import Collate, Tokenizer, TokenizerConfig, load_tokenizer, pack
-from polyformer.data.prepared import preparing
+from polyformer.data.prepared import FramedText, Settings, preparing
 from polyformer.data.prepared import rows as in_order
-from polyformer.data.prepared.folder import FramedText, Settings
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, open_prepared
-from polyformer.data.rows.batching import Position
+from polyformer.data.rows import Position
 from polyformer.data.rows.packing import Segments
 
 BOS, EOS, PAD = 257, 258, 256

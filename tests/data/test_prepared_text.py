@@ -16,8 +16,7 @@ from forking import processes
 from polyformer.cli.main import main
 from polyformer.core.errors import InputError
 from polyformer.data.formats.readers import PIECE
-from polyformer.data.prepared import preparing
-from polyformer.data.prepared.folder import MANIFEST, Manifest, PreparedFolder, Settings
+from polyformer.data.prepared import MANIFEST, Manifest, PreparedFolder, Settings, preparing
 from polyformer.data.prepared.preparing import pieces
 from polyformer.data.sources.held_out import select_rows
 from polyformer.data.tokenizers import load_tokenizer

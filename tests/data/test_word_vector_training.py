@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from polyformer.cli.main import main
-from polyformer.data.prepared.folder import Settings
+from polyformer.data.prepared import Settings
 from polyformer.data.word_vectors import Sentences, read_word_vectors
 
 TEXT = "The dog sleeps.\nThe cat sleeps!\nA dog barks\n\n" * 20

@@ -31,7 +31,7 @@ from polyformer.core.ops import tuning as store
 from polyformer.core.ops.tuning import forget
 from polyformer.core.parsing import parse_yaml
 from polyformer.data import DataConfig, load_tokenizer, read
-from polyformer.data.prepared.folder import Manifest
+from polyformer.data.prepared import Manifest
 from polyformer.data.rows.neighbours import NeighbourInfo
 from polyformer.data.sources import files as remote
 from polyformer.data.sources.origins import open_source
@@ -41,7 +41,7 @@ from polyformer.models.presets import create_model, model_config
 from polyformer.training.metrics import read_metrics
 from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.run import Run
-from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl import make_environment
 from polyformer_lab.cells import cells_of
 from polyformer_lab.machine import Sources
 from polyformer_lab.study import Study

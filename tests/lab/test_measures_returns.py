@@ -16,7 +16,7 @@ pytest.importorskip("popgym")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torchrl.collectors")
-from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl import make_environment
 from polyformer.training.rl.playing import play_episode
 
 

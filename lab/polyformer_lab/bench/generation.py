@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyformer.core.errors import InputError
 from polyformer.core.ops.compiled_code import prepare_inductor
-from polyformer.models.attached.attach import attach
+from polyformer.models.attached import attach
 from polyformer.models.checkpoints import FAMILIES, convert
 from polyformer.models.generation import BeamConfig, GenerationConfig, SpecialIds
 from polyformer.models.presets import model_config

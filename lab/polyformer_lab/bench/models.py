@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyformer.attention.patterns import BlockWindow, Global, GlobalEnd, Links, PerHead, PerLayer
 from polyformer.attention.patterns.base import Pattern
 from polyformer.core.errors import InputError
-from polyformer.models.attached.attach import attach
+from polyformer.models.attached import attach
 from polyformer.models.checkpoints import convert, from_transformers
 from polyformer.nn.heads import EmbedConfig
 from polyformer_lab.bench.passes import PASSES, Batch, Pair, agreement, cases

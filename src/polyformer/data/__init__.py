@@ -8,7 +8,7 @@ batches = Batches(rows, partial(by_rows, batch_size=32), Collate(tokenizer.pad_i
 for position, batch in batches.epoch(0): ...                                  # tensors; `position` resumes
 """
 
-from polyformer.data.rows.batching import (
+from polyformer.data.rows import (
     Batches,
     Collate,
     Position,

@@ -25,7 +25,7 @@ from polyformer.core.files import read_json
 from polyformer.core.imports import needs_extra
 from polyformer.core.paths import leaves_folder
 from polyformer.core.ranges import EXPANDED, EXPANSION
-from polyformer.data.rows.batching import Batch, Position
+from polyformer.data.rows import Batch, Position
 
 ROLES = ("observations", "actions", "rewards")
 ENDS = ("terminals", "timeouts")

@@ -27,7 +27,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import atomic_write
 from polyformer.core.imports import needs_extra
 from polyformer.core.ranges import VECTOR_WIDTH, VECTOR_WORD, NonNegativeInt, PositiveInt
-from polyformer.data.prepared.folder import Settings
+from polyformer.data.prepared import Settings
 from polyformer.data.prepared.preparing import pieces, sources_of, texts_of
 from polyformer.data.rows.masking import word_starts
 from polyformer.data.sources.files import opened_bytes

@@ -11,9 +11,9 @@ from polyformer.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from polyformer.models.architectures import *
-    from polyformer.models.attached.attach import attach as attach
-    from polyformer.models.attached.attach import detach as detach
-    from polyformer.models.attached.attach import explain as explain
+    from polyformer.models.attached import attach as attach
+    from polyformer.models.attached import detach as detach
+    from polyformer.models.attached import explain as explain
     from polyformer.models.checkpoints import *
     from polyformer.models.config import ModelConfig as ModelConfig
     from polyformer.models.export import *
@@ -28,9 +28,9 @@ __getattr__, __dir__ = lazy_names(
         "ModelConfig": "config",
         "ModelOutput": "outputs",
         "ModelState": "outputs",
-        "attach": "attached.attach",
-        "detach": "attached.attach",
-        "explain": "attached.attach",
+        "attach": "attached",
+        "detach": "attached",
+        "explain": "attached",
     },
     ["architectures", "checkpoints", "export", "generation", "presets"],
 )

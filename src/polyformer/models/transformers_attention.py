@@ -8,7 +8,7 @@ it.
 Needs transformers (`pip install 'polyformer[hub]'`). See docs/transformers.md.
 """
 
-from polyformer.models.attached.attach import attach, detach, explain
+from polyformer.models.attached import attach, detach, explain
 from polyformer.models.attached.attention import NAME
 
 __all__ = ["NAME", "attach", "detach", "explain"]

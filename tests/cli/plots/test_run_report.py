@@ -13,9 +13,14 @@ import torch
 import polyformer
 from polyformer import Window, create_model
 from polyformer.cli.main import main
-from polyformer.cli.plots.report import write_report
+from polyformer.cli.plots.report import (
+    AttentionMaps,
+    attention_view,
+    has_causal_attention,
+    patterns,
+    write_report,
+)
 from polyformer.cli.plots.report.page import Growth, Scale, Series, bar_chart, line_chart, measure_growth
-from polyformer.cli.plots.report.run import AttentionMaps, attention_view, has_causal_attention, patterns
 from polyformer.data.sources import libraries
 from polyformer.training.recipes.fit import fit
 from polyformer.training.recipes.report import number
@@ -71,7 +76,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("demo") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libraries, "CHARACTERS", 60_000)
-        patch.setattr("polyformer.cli.plots.report.run.measure_growth", lambda: GROWTH)
+        patch.setattr("polyformer.cli.plots.report.measure_growth", lambda: GROWTH)
         words = ["--task.ngram_order", "2", "--tokenizer.vocab_size", "300", "--training.engine.threads", "1"]
         assert main(["train", "--out", str(folder), *TINY, *words]) == 0
     return Run.open(folder)
@@ -85,7 +90,7 @@ def test_the_demonstration_is_the_bare_command_and_ends_with_its_report(
     assert run.recipe.optimizer.kind == "muon"
     assert (run.folder / "report.html").is_file()
     monkeypatch.setattr(libraries, "CHARACTERS", 60_000)
-    monkeypatch.setattr("polyformer.cli.plots.report.run.measure_growth", lambda: GROWTH)
+    monkeypatch.setattr("polyformer.cli.plots.report.measure_growth", lambda: GROWTH)
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert capsys.readouterr().out.endswith(f"Report: {run.folder / 'report.html'}\n")
 

@@ -136,8 +136,8 @@ def test_the_verdict_compares_with_the_best_baseline():
 def test_a_run_prints_its_verdict_and_the_report_repeats_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("polyformer.cli.plots.report.run.measure_growth", list)
-    monkeypatch.setattr("polyformer.cli.plots.report.run.scaling", lambda growth: "")
+    monkeypatch.setattr("polyformer.cli.plots.report.measure_growth", list)
+    monkeypatch.setattr("polyformer.cli.plots.report.scaling", lambda growth: "")
     with (tmp_path / "reviews.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ("text", "label"))
         writer.writeheader()

@@ -19,7 +19,7 @@ from polyformer.core.state import save_state
 from polyformer.models.architectures import Policy, PolicyConfig
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, Run, fit
-from polyformer.training.rl.environments import MEMORY, Rollout, make_environment
+from polyformer.training.rl import MEMORY, Rollout, make_environment
 from polyformer.training.tasks import AgentConfig
 
 gymnasium = pytest.importorskip("gymnasium")

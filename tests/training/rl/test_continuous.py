@@ -17,7 +17,7 @@ from polyformer.data.episodes import ROLES
 from polyformer.models.architectures import Policy
 from polyformer.models.presets import model_config
 from polyformer.training.recipes import Recipe, fit
-from polyformer.training.rl.environments import make_environment, rescale_action, scale_actions
+from polyformer.training.rl import make_environment, rescale_action, scale_actions
 from polyformer.training.rl.playing import PolicyPlayer, source_of
 from polyformer.training.tasks import AgentConfig
 

@@ -14,7 +14,7 @@ from polyformer.cli.main import main
 from polyformer.models.architectures import Policy
 from polyformer.training.recipes import Recipe, fit
 from polyformer.training.recipes.recipe import find_recipe, merged
-from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl import make_environment
 from polyformer.training.rl.playing import BRIGHT, DARK, MARGIN, SIDE, Episode, draw_gif, play_episode
 from tiny_recipes import TEXT, tiny_recipe
 

@@ -12,7 +12,7 @@ from polyformer import InputError
 from polyformer.cli.main import main
 from polyformer.data import DataConfig, read
 from polyformer.data.episodes import ROLES
-from polyformer.training.rl.environments import make_environment
+from polyformer.training.rl import make_environment
 from polyformer.training.rl.recording import (
     SCRIPTED,
     Recording,

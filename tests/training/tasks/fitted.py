@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from polyformer.data import Splits
-from polyformer.data.rows.batching import Batch
+from polyformer.data.rows import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.training.tasks import TaskWithData, TextTask

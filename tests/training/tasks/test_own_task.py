@@ -10,7 +10,7 @@ import torch
 from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.data import Splits, Tokenizer, TokenizerConfig
-from polyformer.data.rows.batching import Row
+from polyformer.data.rows import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.nn.heads import LanguageModelConfig

@@ -179,7 +179,7 @@ def draw(path: str, run: "Run", model: Any) -> None:
 
 
 def _environment(task: Any, **options: Any) -> Any:
-    from polyformer.training.rl.environments import make_environment
+    from polyformer.training.rl import make_environment
 
     return make_environment(task.environment, {**task.options, **options}, task.wrappers)
 

@@ -20,7 +20,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import COUNT
 
 if TYPE_CHECKING:
-    from polyformer.data.prepared.folder import Settings
+    from polyformer.data.prepared import Settings
     from polyformer.data.prepared.preparing import Progress
 
 EXAMPLES = """examples:
@@ -102,7 +102,7 @@ _VECTORS = "out", "algorithm", "workers", "width", "epochs", "window", "least", 
 
 def train_vectors(options: DataOptions) -> None:
     """Train word vectors and write their file."""
-    from polyformer.data.prepared.folder import Settings
+    from polyformer.data.prepared import Settings
     from polyformer.data.word_vectors import VectorSettings, train_word_vectors
 
     if options.out is None:
@@ -133,7 +133,7 @@ def prepare_text(options: DataOptions) -> None:
 
 def _settings(options: DataOptions, folder: Path) -> "Settings":
     """Return the settings, and save the tokenizer in the folder."""
-    from polyformer.data.prepared.folder import TOKENIZER, Settings, is_prepared
+    from polyformer.data.prepared import TOKENIZER, Settings, is_prepared
     from polyformer.data.prepared.preparing import sample
     from polyformer.data.tokenizers import load_tokenizer
     from polyformer.data.tokenizers.tokenizer import Tokenizer, TokenizerConfig
@@ -175,7 +175,7 @@ def show(options: DataOptions) -> None:
 
 def show_folder(path: Path, documents: int) -> None:
     """Print the contents of a folder, and the beginnings of its first documents."""
-    from polyformer.data.prepared.folder import PreparedFolder
+    from polyformer.data.prepared import PreparedFolder
 
     folder = PreparedFolder(path)
     manifest = folder.manifest
@@ -191,7 +191,7 @@ def show_folder(path: Path, documents: int) -> None:
 
 def verify(options: DataOptions) -> None:
     """Compare folders, including those of mixtures, with their checksums."""
-    from polyformer.data.prepared.folder import PreparedFolder
+    from polyformer.data.prepared import PreparedFolder
     from polyformer.data.prepared.rows import weighted_folders
 
     for path in dict.fromkeys(folder for name in options.names for folder in weighted_folders(name)):

@@ -56,8 +56,7 @@ def run_classify(options: ClassifyOptions) -> None:
     images, such as CLIP, classifies images or folders of images by the names of any labels (--labels) without
     training.
     """
-    from polyformer.applications.loaded import load_for
-    from polyformer.applications.loaded.load import TextsAndImages
+    from polyformer.applications.loaded import TextsAndImages, load_for
     from polyformer.core.ops.cpu import model_threads
 
     loaded: Any = load_for(options.run, "classify", options.device)

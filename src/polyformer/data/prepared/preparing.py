@@ -29,7 +29,7 @@ import numpy as np
 from polyformer.core.errors import InputError, quote
 from polyformer.core.files import remove_partials
 from polyformer.data.formats.readers import PIECE
-from polyformer.data.prepared.folder import (
+from polyformer.data.prepared import (
     ENDS,
     SPLITS,
     TOKENIZER,

@@ -8,7 +8,7 @@ of the rows that training reads.
 
 The shuffled order is computed instead of stored. It is a function of (seed, epoch), and a batch a function of
 its number: a run resumes in the middle of an epoch immediately, and each process reads only the rows of its
-batches. Several texts are mixed as in `polyformer.data.rows.batching`: each is read in a separate order,
+batches. Several texts are mixed as in `polyformer.data.rows`: each is read in a separate order,
 drawn anew when it is used up.
 
 Documents in order are read as in `polyformer.data.rows.packing`, without an epoch in memory.
@@ -26,8 +26,8 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.files import read_bounded
 from polyformer.core.parsing import parse_yaml
 from polyformer.core.ranges import YAML_BYTES
-from polyformer.data.prepared.folder import MANIFEST, FramedText, PreparedFolder, PreparedSplit, is_prepared
-from polyformer.data.rows.batching import (
+from polyformer.data.prepared import MANIFEST, FramedText, PreparedFolder, PreparedSplit, is_prepared
+from polyformer.data.rows import (
     CORRUPTION,
     ORDER,
     Batch,
@@ -147,7 +147,7 @@ def _weights(path: Path) -> dict[Path, float]:
     return {path.parent / str(name): float(weight) for name, weight in tree.items()}
 
 
-_MIXED = 3  # purpose of a random stream; see polyformer.data.rows.batching
+_MIXED = 3  # purpose of a random stream; see polyformer.data.rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ import torch
 
 from polyformer.core.errors import InputError, quote
 from polyformer.data.chat import ChatTemplate, Message, RenderedChat
-from polyformer.data.rows.batching import Batch, Position
+from polyformer.data.rows import Batch, Position
 from polyformer.data.tokenizers.tokenizer import Tokenizer
 
 IGNORED = -100

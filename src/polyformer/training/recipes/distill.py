@@ -16,7 +16,7 @@ from polyformer.attention.mechanisms import AlternateConfig
 from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import IGNORED, next_labels
 from polyformer.data import Splits
-from polyformer.data.rows.batching import Batch
+from polyformer.data.rows import Batch
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.outputs import ModelOutput

@@ -15,7 +15,7 @@ from polyformer.core.ranges import YAML_BYTES, NonNegativeInt
 from polyformer.core.registry import register_names, unknown_name
 from polyformer.data import DataConfig, TokenizerConfig
 from polyformer.data.episodes import PREFIX
-from polyformer.data.prepared.folder import is_prepared
+from polyformer.data.prepared import is_prepared
 from polyformer.data.sources.files import is_remote, plain_name
 from polyformer.data.sources.libraries import LIBRARY
 from polyformer.data.sources.origins import are_files, is_source

@@ -29,7 +29,7 @@ from polyformer.core.ranges import PositiveInt, check_ranges
 from polyformer.models.architectures import TrajectoryTransformer
 from polyformer.models.architectures.policy import Policy
 from polyformer.models.outputs import TrajectoryState
-from polyformer.training.rl.environments import (
+from polyformer.training.rl import (
     SpaceSizes,
     make_environment,
     rescale_action,

@@ -29,7 +29,7 @@ from torchrl.objectives.value import GAE
 
 from polyformer.core.state import State
 from polyformer.models.architectures.policy import Policy
-from polyformer.training.rl.environments import (
+from polyformer.training.rl import (
     MEMORY,
     Rollout,
     make_environment,

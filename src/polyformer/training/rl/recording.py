@@ -15,7 +15,7 @@ import numpy as np
 from polyformer.core.errors import InputError, unknown
 from polyformer.core.ranges import PositiveInt, Share, check_ranges
 from polyformer.data.episodes import is_choice, minari_library
-from polyformer.training.rl.environments import make_environment, space_sizes
+from polyformer.training.rl import make_environment, space_sizes
 
 Policy = Callable[[np.ndarray], Any]
 Source = Callable[[np.random.Generator], Policy]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt, PositiveShare
 from polyformer.data.episodes import ROLES, Episodes, EpisodeWindows, environment_of, is_minari
-from polyformer.data.rows.batching import Batch
+from polyformer.data.rows import Batch
 from polyformer.models.architectures import TrajectoryConfig
 from polyformer.models.architectures.trajectory import squared_error
 from polyformer.training.tasks.base import HeldOut, Metrics, ModelLoss, Rows, Task, TaskConfig, TaskRows

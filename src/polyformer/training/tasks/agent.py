@@ -23,9 +23,9 @@ from polyformer.core.modules import evaluating
 from polyformer.core.ranges import NonNegativeFloat, PositiveInt, UnitFloat
 from polyformer.core.state import State
 from polyformer.data import Splits
-from polyformer.data.rows.batching import Batch, NumberedBatches
+from polyformer.data.rows import Batch, NumberedBatches
 from polyformer.models.architectures import Policy, PolicyConfig
-from polyformer.training.rl.environments import Rollout
+from polyformer.training.rl import Rollout
 from polyformer.training.tasks.base import HeldOut, Metrics, ModelLoss, Rows, Task, TaskConfig, TaskRows
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class PolicyArchitecture:
 
     def adapt(self, config: Any) -> PolicyConfig:
         """Return `config`, of a policy, with the sizes of the environment."""
-        from polyformer.training.rl.environments import check_installed, make_environment, space_sizes
+        from polyformer.training.rl import check_installed, make_environment, space_sizes
 
         if not isinstance(config, PolicyConfig):
             raise InputError("model: this task needs a policy, such as the preset gtrxl")

@@ -39,7 +39,7 @@ from polyformer.core.state import State
 from polyformer.data import Batches, DataConfig, Splits, Stream, Tokenizer, TokenizerConfig
 from polyformer.data.episodes import EpisodeWindows
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments
-from polyformer.data.rows.batching import Batch, Concatenation, Mixture, NumberedBatches
+from polyformer.data.rows import Batch, Concatenation, Mixture, NumberedBatches
 from polyformer.data.rows.packing import Segments
 from polyformer.models.architectures import Transformer
 from polyformer.training import share, share_rows

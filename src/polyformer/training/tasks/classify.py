@@ -26,7 +26,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.host_values import batch_to_device
 from polyformer.core.imports import needs_extra
 from polyformer.data import Tokenizer
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.nn.heads import ClassifyConfig
 from polyformer.training import share
 from polyformer.training.task import SINGLE_PROCESS, Workers

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import PositiveInt
 from polyformer.data.formats.images import AugmentationConfig, viewed
-from polyformer.data.rows.batching import Batch, Batches, Corrupt, Row, by_rows
+from polyformer.data.rows import Batch, Batches, Corrupt, Row, by_rows
 from polyformer.models.architectures import VisionConfig
 from polyformer.nn.heads import ClassifyConfig, HeadConfig
 from polyformer.training.tasks.base import HeldOut, Rows, TaskConfig, TaskRows

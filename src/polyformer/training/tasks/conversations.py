@@ -40,7 +40,7 @@ from polyformer.core.ranges import PositiveFloat
 from polyformer.data import Tokenizer
 from polyformer.data.chat import ChatTemplate
 from polyformer.data.formats.chats import CONVERSATION, PREFERENCE
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.data.rows.packing import Marked, learned_tokens, marked_row, pack_whole
 from polyformer.models.architectures import Transformer
 from polyformer.models.checkpoints import start_from

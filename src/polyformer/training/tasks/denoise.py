@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from polyformer.data import Tokenizer, TokenizerConfig
-from polyformer.data.rows.batching import Row
+from polyformer.data.rows import Row
 from polyformer.data.rows.masking import sentence_ends
 from polyformer.data.rows.noising import (
     SENTINELS,

@@ -33,7 +33,7 @@ from polyformer.core.errors import InputError
 from polyformer.core.host_values import IGNORED
 from polyformer.data import Tokenizer, TokenizerConfig
 from polyformer.data.formats.images import GREYS, quantised
-from polyformer.data.rows.batching import Row
+from polyformer.data.rows import Row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
 from polyformer.models.generation import GenerationConfig, SamplingConfig

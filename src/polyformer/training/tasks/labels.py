@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, quote
 from polyformer.core.imports import needs_extra
 from polyformer.data import Tokenizer
-from polyformer.data.rows.batching import Batch, Corrupt, Row
+from polyformer.data.rows import Batch, Corrupt, Row
 from polyformer.data.rows.structured import shares_of_capacity
 from polyformer.training.tasks.base import Metrics, Rows, Task
 from polyformer.training.tasks.text import TextRows, TextTaskConfig, required, row_marks, too_long

@@ -33,7 +33,7 @@ from polyformer.core.host_values import IGNORED, batch_to_device
 from polyformer.core.ranges import NonNegativeInt, PositiveShare
 from polyformer.data import Tokenizer, pack
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PreparedText
-from polyformer.data.rows.batching import Row
+from polyformer.data.rows import Row
 from polyformer.data.rows.neighbours import Neighbours
 from polyformer.data.rows.packing import Segments, rows_at
 from polyformer.models.architectures import Transformer, TwoStreams

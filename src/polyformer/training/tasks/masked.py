@@ -37,7 +37,7 @@ from polyformer.attention.positions import Learned
 from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveShare
 from polyformer.data import Masking, MaskingConfig, Tokenizer, pack
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.data.rows.structured import translation_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig

@@ -28,7 +28,7 @@ from polyformer.core.ranges import PositiveInt
 from polyformer.data import Collate, Tokenizer
 from polyformer.data.formats.columns import right_choice
 from polyformer.data.formats.published import exact_match, f1
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.data.rows.structured import (
     Offsets,
     Window,

@@ -32,7 +32,7 @@ from polyformer.attention.positions import EtcLabelsConfig
 from polyformer.core.errors import InputError
 from polyformer.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Share, Wording
 from polyformer.data import MaskingConfig, Tokenizer, mask_tokens
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.data.rows.structured import (
     Pair,
     documents_of,

@@ -30,7 +30,7 @@ from torch import nn
 from polyformer.core.errors import InputError, quote
 from polyformer.data import Tokenizer
 from polyformer.data.formats.published import lead, rouge, scorer
-from polyformer.data.rows.batching import Row
+from polyformer.data.rows import Row
 from polyformer.data.rows.structured import sentence_row
 from polyformer.models.architectures import Transformer
 from polyformer.models.generation import BeamConfig, GenerationConfig

@@ -28,7 +28,7 @@ from polyformer.core.host_values import IGNORED
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Tokenizer
 from polyformer.data.formats.published import UNKNOWN, RougeTokenizer, lead, rouge, scorer
-from polyformer.data.rows.batching import Batch, Row
+from polyformer.data.rows import Batch, Row
 from polyformer.data.rows.structured import sentence_row
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads import TagConfig

@@ -22,9 +22,9 @@ from polyformer.core.host_values import IGNORED, batch_to_device, next_labels
 from polyformer.core.ranges import check_range
 from polyformer.core.sequence.context_parallel import gather_sequence
 from polyformer.data import Batches, Collate, Stream, Tokenizer, TokenizerConfig, by_tokens
-from polyformer.data.prepared.folder import FramedText
+from polyformer.data.prepared import FramedText
 from polyformer.data.prepared.rows import MappedBatches, MappedSegments, PackedText, PreparedText
-from polyformer.data.rows.batching import Batch, Corrupt, Row, row_lengths
+from polyformer.data.rows import Batch, Corrupt, Row, row_lengths
 from polyformer.data.tokenizers import build_tokenizer
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig, SpecialTokens

@@ -6,7 +6,7 @@
     The cat <0> the <1> .                     ->  <0> sat on <1> mat          (span corruption, no prefix)
 
 Examples are drawn in proportion to the numbers of examples of the tasks, each limited to `limit`, or
-more uniformly with a `temperature` (`data.rows.batching`). A predicted label counts only if it matches
+more uniformly with a `temperature` (`data.rows`). A predicted label counts only if it matches
 exactly. Raffel et al. 2020, sections 2.4, 3.1.4 and 3.5.2.
 """
 
@@ -26,7 +26,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt
 from polyformer.data import Batches, DataConfig, Splits, Tokenizer, TokenizerConfig, by_tokens, load
 from polyformer.data.formats.published import rouge
-from polyformer.data.rows.batching import Batch, Concatenation, Mixture, Row, mixing_rates, row_lengths
+from polyformer.data.rows import Batch, Concatenation, Mixture, Row, mixing_rates, row_lengths
 from polyformer.data.rows.noising import (
     SENTINELS,
     add_sentinels,
