@@ -229,7 +229,7 @@ def test_what_an_indexer_cannot_be_combined_with_is_named():
 
 
 def test_wrapped_caches_and_exports_say_what_they_lack():
-    from polyformer.models.export.graphs import check_decoder
+    from polyformer.models.export_graphs import check_decoder
 
     with pytest.raises(InputError, match="cache: expected a decoder with only a KV cache in each layer"):
         check_decoder(model())
