@@ -7,7 +7,7 @@
     POST /v1/completions         continuations, with log-probabilities, of the prompt too (`echo`)
     POST /v1/embeddings          vectors of texts, for encoders
 
-Errors have OpenAI's form (`replies.ApiError`): 4xx for what a client can change, 503 where it can come again.
+Errors have OpenAI's form (`replies.ApiError`): 4xx for faults of the request, 503 where it can come again.
 """
 
 import asyncio
@@ -258,7 +258,7 @@ def _model_card(server: ModelServer) -> dict[str, Any]:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Give all errors OpenAI's form; what a client has sent is not repeated."""
+    """Give all errors OpenAI's form; the client's text is not repeated."""
 
     @app.exception_handler(ApiError)
     def refused(_: Request, error: ApiError) -> Response:

@@ -56,7 +56,7 @@ class Limits:
 
     batch: texts that are generated at once. queue: texts that may wait. tokens: of a prompt and its new
     tokens together. seconds: of a request, from its arrival; a text ends then. body: bytes of a request.
-    kept: tokens of earlier texts whose cache is kept (`prefixes`); None for as many as `tokens`.
+    kept: tokens of earlier texts with a kept cache (`prefixes`); None for the number `tokens`.
     """
 
     batch: int = 16
@@ -86,7 +86,7 @@ class PromptReading:
 class Load(NamedTuple):
     """The load of an engine: texts that are generated and that wait, and tokens so far.
 
-    shared_tokens: of prompts, whose cache was there already; they are not among `prompt_tokens`.
+    shared_tokens: of prompts, with a cache from an earlier text; they are not among `prompt_tokens`.
     """
 
     running: int
@@ -210,7 +210,7 @@ class Engine:
             self._guarded([self.reading.job], self._read_chunk)
 
     def _begun(self, job: Job) -> PromptReading:
-        """Return the reading of a prompt, after the tokens whose cache is kept; scores need all tokens."""
+        """Return the reading of a prompt, after the tokens with a kept cache; scores need all tokens."""
         known = None if self.texts is None or job.prompt_scores else self.texts.longest_beginning(job.ids)
         if known is None:
             return PromptReading(job, self.model.new_state(len(job.ids), self.cache))

@@ -3,7 +3,7 @@
 A grammar of the schema follows the text so far. Before each token of the row it forbids what no continuation
 allows, so that a text that ends is valid by construction:
 
-    logits_v = -infinity    unless some text of the grammar goes on with the text so far and the token v
+    logits_v = -infinity    unless some text of the grammar begins with the text so far and the token v
 
 Only the logits of this row change. llguidance compiles the schema and computes the masks, with limits of its
 own for large grammars. Keywords that it does not know are refused by name, never left out. Between the parts
@@ -46,7 +46,7 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles schemas for the tokens of a model, whose table has `size` rows."""
+    """Compiles schemas for the tokens of a model with a table of `size` rows."""
 
     def __init__(self, tokenizer: Tokenizer, size: int):
         self.tokenizer, self.size, self.lock = tokenizer, size, threading.Lock()
@@ -114,7 +114,7 @@ class ConstrainedRow(Row):
     def next_token(self, logits: Tensor) -> int:
         """Return the next token by its logits [1, V], among those that the grammar allows.
 
-        Settings may exclude all of them, as a least length excludes the end; then the grammar alone counts.
+        Settings may exclude all of them, as a least length excludes the end; then only the grammar counts.
         Raises `InputError` for a grammar that becomes too complex.
         """
         bits = np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), np.uint8), bitorder="little")

@@ -6,7 +6,7 @@
     read now              x y z
 
 So a system message is read once for all conversations, and the next turn of a conversation reads only what
-is new in it. Keys and values depend on the tokens before them alone, so the tokens that follow are the same.
+is new in it. Keys and values depend only on the tokens before them, so the tokens that follow are the same.
 This needs states that can be cut after any token: caches of all tokens, which also join batches. The texts
 that were used last are kept, up to a number of tokens in all.
 """
@@ -35,7 +35,7 @@ class KeptTexts:
         self.states: OrderedDict[tuple[int, ...], ModelState] = OrderedDict()
 
     def add(self, ids: Sequence[int], state: ModelState) -> None:
-        """Keep the state [1, T] after the tokens `ids` [T], and forget those of its beginnings."""
+        """Keep the state [1, T] after the tokens `ids` [T], and forget the states of its beginnings."""
         text = tuple(ids)
         if not 0 < len(text) <= self.most:
             return
@@ -48,7 +48,7 @@ class KeptTexts:
             self._forget(next(iter(self.states)))
 
     def longest_beginning(self, ids: Sequence[int]) -> Beginning | None:
-        """Return the longest kept beginning of a prompt, without its last token, whose logits are needed."""
+        """Return the longest kept beginning of a prompt, without its last token, as its logits are needed."""
         prompt = tuple(ids[:-1])
         lengths = {text: shared_length(text, prompt) for text in self.states}
         best = max(lengths, key=lambda text: lengths[text], default=())

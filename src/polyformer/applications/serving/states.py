@@ -73,7 +73,7 @@ def selected(state: ModelState, rows: Sequence[int]) -> ModelState:
 
 
 def beginning(state: ModelState, length: int) -> ModelState:
-    """Return the first `length` tokens of a state of one row, in buffers of its own."""
+    """Return the first `length` tokens of a state of one row, in separate buffers."""
     layers = [_rebuilt([cache], length, lambda x: x[:, :, :length]) for cache in _caches(state)]
     return dataclasses.replace(state, tokens=Tokens(length), layers=tuple(layers))
 

@@ -178,9 +178,9 @@ def _planned(call: Call, key: Hashable | None) -> Any:
 def unmasked(call: Call) -> Tensor | None:
     """Return torch's fused attention of a call that needs no mask; None for any other call.
 
-    Each query then sees all keys, or the query at slot i all keys up to slot i of as many. No other backend
-    is faster, so nothing is planned. None too for inputs that torch refuses, if a NaN or infinity must be
-    isolated, and for calls that somebody looks into (`is_ordinary`).
+    Each query then sees all keys, or with equally many keys the query at slot i the keys up to slot i. No
+    other backend is faster, so nothing is planned. None too for inputs that torch refuses, if a NaN or
+    infinity must be isolated, and for calls that somebody looks into (`is_ordinary`).
     """
     q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, lse = call
     changed = not (mask_mod is layout is score_mod is relative is None)
@@ -200,7 +200,7 @@ def unmasked(call: Call) -> Tensor | None:
         return None
     try:
         out = kernel(q, k, v, dropout)
-    except RuntimeError:  # `check` says what is wrong with the inputs
+    except RuntimeError:  # `check` names the fault of the inputs
         return None
     return None if isolates and not builds_graph and not is_finite(out) else out
 

@@ -36,7 +36,7 @@ class LatentConfig(Config):
     def check_mechanism(self, mechanism: MechanismConfig) -> None:
         """Raise `InputError` unless latents can replace the projections of a mechanism.
 
-        Of several in turn, those with heads of their own keep their projections.
+        Of several in turn, mechanisms with separate heads keep their projections.
         """
         for part in getattr(mechanism, "mechanisms", (mechanism,)):
             own = part is not mechanism and part.projected_heads(1, 1, 1).own
@@ -57,7 +57,7 @@ class LatentConfig(Config):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexerConfig(Config):
-    """An indexer, whose small heads choose the `top_k` keys of each query (stack/indexed.py).
+    """An indexer: small heads that choose the `top_k` keys of each query (stack/indexed.py).
 
     `stage`: a model is first trained in the stage 'dense', where queries see all keys while the indexer
     learns, then in the stage 'sparse'. `align`: the weight of the indexer's loss in training.
@@ -65,7 +65,7 @@ class IndexerConfig(Config):
 
     top_k: PositiveInt = 2048
     heads: PositiveInt = 4
-    size: PositiveInt | None = None  # of the indexer's vectors; by default that of a head
+    size: PositiveInt | None = None  # of the indexer's vectors; by default the width of a head
     norm: NormConfig = LayerNormConfig(eps=1e-6)  # of the indexer's keys
     stage: Literal["dense", "sparse"] = "sparse"
     align: NonNegativeFloat = 1.0

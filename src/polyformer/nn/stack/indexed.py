@@ -8,7 +8,7 @@ q_tj = c_t W_q^j, k_s = norm(x_s W_k) and w_t = x_t W_w. c_t is the latent of qu
 Positions rotate q and k as they rotate queries and keys of the attention. Of keys with equal scores the
 earlier ones are chosen.
 
-A choice has no gradient. In training the indexer learns from a loss of its own, and nothing else learns from
+A choice has no gradient. In training the indexer has a separate loss, and nothing else learns from
 it, since its inputs are detached:
 
     L = mean_t KL(p_t || softmax_(s in S_t) I_ts)       p_t: the attention of query t, the mean over heads
@@ -142,7 +142,7 @@ class ChosenKeys(SoftmaxAttention):
         return self._softmax(call.q, call.k, call.v, context, call.position, self.config.pattern, rule)
 
     def _gathered(self, call: Attended, chosen: Tensor) -> Tensor:
-        """Return the attention of a single query from the chosen keys alone, which need no other."""
+        """Return the attention of a single query from the chosen keys only, which need no other."""
         # In the order of the text, and then keys that fill up the number, which are masked.
         index = chosen.int().topk(self.indexer.top_k, -1).indices.sort(-1).values
         k, v = (x.gather(2, index.unsqueeze(3).expand(-1, *x.shape[1:2], -1, x.shape[3])) for x in call[1:3])

@@ -1,9 +1,9 @@
-"""Recurrences whose state changes by a diagonal and a free matrix of rank one.
+"""Recurrences with a state that changes by a diagonal and a free matrix of rank one.
 
     S_t = diag(exp(g_t)) S_(t-1) - e_t (p_t^T S_(t-1)) + k_t v_t^T        y_t = S_t^T q_t
 
-A token reads the state at the key p_t, before the decay, and takes what it has read away along e_t. The delta
-rule of `scan` has p = exp(g) k, e = b k and the value b v. Here all three keys are free.
+A token reads the state at the key p_t, before the decay, and subtracts the value that it has read along e_t.
+The delta rule of `scan` has p = exp(g) k, e = b k and the value b v. Here all three keys are free.
 
 In a chunk after the state S, with F_i the sum of g up to token i, token i reads a value u_i:
 
@@ -11,10 +11,10 @@ In a chunk after the state S, with F_i the sum of g up to token i, token i reads
                                                            + sum_(j < i) (p_i . exp(F_(i-1) - F_j) k_j) v_j
     S_i = exp(F_i) S + sum_(j <= i) exp(F_i - F_j) (k_j v_j^T - e_j u_j^T)
 
-F_(i-1) = F_i - g_i, so the products are those of `scan` for the key exp(-g_i) p_i. This needs a bound on the
+F_(i-1) = F_i - g_i, so the products are as in `scan` for the key exp(-g_i) p_i. This needs a bound on the
 decay of a single token, which RWKV-7 has: exp(-g) is at most 1.84.
 
-Peng et al. 2025 (RWKV-7), equations 15 to 17. Cost as that of decays per channel in `scan`, with twice the
+Peng et al. 2025 (RWKV-7), equations 15 to 17. Cost as with decays per channel in `scan`, with twice the
 products in a chunk.
 """
 

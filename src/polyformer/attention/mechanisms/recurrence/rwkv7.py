@@ -1,4 +1,4 @@
-"""RWKV-7: a state whose keys to read, to erase and to write differ, with gates for every channel.
+"""RWKV-7: a state with different keys to read, to erase and to write, and gates for every channel.
 
     S_t = diag(w_t) S_(t-1) - (a_t * c_t) (c_t^T S_(t-1)) + k_t v_t^T        y_t = S_t^T r_t
     w_t = exp(-e^(-1/2) sigmoid(d + tanh(x_t W_1) W_2))        a_t = sigmoid(b + x_t A_1 A_2)
@@ -37,7 +37,7 @@ class RWKV7Config(RecurrenceConfig):
     w, a and the gate of the output are projected.
 
     The paper shifts tokens before the projections: every input is a mix x_t + mu (x_(t-1) - x_t), with its
-    own mu for r, w, k, v, a and g. Here r, h and v are mixed with those of the token before, by a short
+    own mu for r, w, k, v, a and g. Here r, h and v are mixed with r, h and v of the token before, by a short
     convolution of two tokens without an activation, and the gates are not shifted. A whole layer of RWKV-7
     also mixes in the values of the first layer (here `attention.value_residual`, without the paper's gate per
     token) and has a feed-forward with its own shift.

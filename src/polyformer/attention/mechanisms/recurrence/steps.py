@@ -7,7 +7,7 @@ Step i multiplies the state by 1 - b_ti k_ti k_ti^T. For a unit key and b_ti = 2
 reflections make a rotation, which no single step does. A permutation of n + 1 elements is at most n exchanges
 of two, so that n steps track it.
 
-The fast form has n tokens in place of one: the first of them decays the state, and the last one is read. All
+The fast form has n tokens for each token: the first of them decays the state, and the last one is read. All
 forms of `scan` compute these tokens. Siems et al. 2025 (DeltaProduct).
 """
 

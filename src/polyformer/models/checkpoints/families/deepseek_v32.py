@@ -26,9 +26,9 @@ INDEX_SIZES = {"index_topk": "top_k", "index_n_heads": "heads", "index_head_dim"
 
 @dataclasses.dataclass(frozen=True)
 class NeighbouringPairs(Converter):
-    """Vectors of an indexer [J D, ...], in each of which channel i is rotated with channel i + R / 2."""
+    """Vectors of an indexer [J D, ...], where channel i of each is rotated with channel i + R / 2."""
 
-    heads: int | None = None  # by default those of the indexer
+    heads: int | None = None  # by default the indexer's
     rotated: int = 0
 
     def for_config(self, config: ModelConfig) -> "NeighbouringPairs":

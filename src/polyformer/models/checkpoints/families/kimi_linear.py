@@ -68,7 +68,7 @@ def heads_of(config: ModelConfig) -> RecurrentHeadsConfig | None:
 
 @dataclasses.dataclass(frozen=True)
 class Queries(RotatedLast):
-    """The projection of queries, whose shared channels are last in layers with latents."""
+    """The projection of queries: shared channels are last in layers with latents."""
 
     def for_config(self, config: ModelConfig) -> Converter:  # type: ignore[override]
         """Return the converter for the heads of a layer."""
