@@ -98,6 +98,7 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
     "policies of caches": ("nn/cache/", lambda: generated("h2o(budget=4)")),
     "convolutions": ("nn/stack/convolution.py", lambda: read(block="post", convolution={})),
     "reversible layers": ("nn/stack/reversible.py", lambda: trained(block="reversible")),
+    "hyper-connections": ("nn/block/hyper_connections.py", lambda: trained(block="hyper_connections")),
     "adaptive embeddings": (
         "nn/stack/adaptive_embedding.py",
         lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),

@@ -16,6 +16,7 @@ from polyformer.attention.functional.request import Call, edited_calls
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.softmax import edited_weights
 from polyformer.models.attached.attention_layers import attention_layers
+from polyformer.nn.stack.feature_stack import HyperStack
 from polyformer.nn.stack.multihead import MultiHeadAttention
 from polyformer.nn.stack.stack import Stack
 
@@ -146,6 +147,7 @@ class _StackHooks:
 
     def __init__(self, name: str, stack: Stack, running: RunningSite):
         self.stack, self.running, self.next, self.layer = stack, running, 0, 0
+        has_stream = not (stack.reversible or isinstance(stack, HyperStack))
         self.own: dict[int, AttentionSite] = {}
         self.crosses: dict[int, AttentionSite] = {}
         for number, layer in enumerate(stack.sequence, stack.layer_range.start):
@@ -154,7 +156,7 @@ class _StackHooks:
                     cross = attention is layer.cross_attention
                     title = f"{'cross-attention of ' * cross}layer {number} of the {name.split('.')[-1]}"
                     heads = attention.config.num_attention_heads
-                    sites[number] = AttentionSite(title, number, heads, cross, not stack.reversible)
+                    sites[number] = AttentionSite(title, number, heads, cross, has_stream)
 
     @property
     def sites(self) -> list[AttentionSite]:

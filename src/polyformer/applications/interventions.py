@@ -36,6 +36,7 @@ from polyformer.attention.patterns.composition import as_pattern
 from polyformer.core.errors import InputError, quote
 from polyformer.core.modules import names_wrong_types
 from polyformer.models.architectures import Transformer
+from polyformer.nn.stack.feature_stack import HyperStack
 from polyformer.nn.stack.stack import Stack
 
 __all__ = ["Ablation", "TracedCalls", "ablate", "token_effects", "trace"]
@@ -345,7 +346,8 @@ def _with_modules_of_its_own(model: nn.Module) -> nn.Module:
 def _resumable(model: nn.Module) -> Stack | None:
     """Return the stack of a decoder with layers that depend on the output of the previous layer only."""
     stack = model.decoder if isinstance(model, Transformer) else None
-    return None if stack is None or stack.reversible or stack.depth is not None else stack
+    several = stack is not None and (stack.reversible or isinstance(stack, HyperStack))  # streams
+    return None if stack is None or several or stack.depth is not None else stack
 
 
 @contextlib.contextmanager

@@ -104,6 +104,11 @@ class ModelConfig(ConfigWithImports):
             raise InputError(
                 f"encoder.block: {again}, which the two streams of 'reversible' do not allow; use 'pre'"
             )
+        if encoder.block.stream_copies:
+            raise InputError(
+                f"encoder.block: {again} from one residual stream, of which {quote(encoder.block.kind)} has "
+                f"{encoder.block.stream_copies} copies; use 'pre'"
+            )
 
     def _check_decoder(self, decoder: StackConfig) -> None:
         """Raise `InputError` for a mechanism that sees later tokens, and for a head of encoders."""

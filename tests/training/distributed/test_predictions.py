@@ -177,6 +177,7 @@ def test_every_optimizer_is_predicted() -> None:
         ),
         ("gpt2 --mesh context=2 --model.feedforward separable_convolution", "feedforward: 'separable_conv"),
         ("gpt2 --mesh pipeline=2 --model.block reversible", "pipeline: the block 'reversible' needs all"),
+        ("gpt2 --mesh pipeline=2 --model.block hyper_connections", "pipeline: the block 'hyper_connections'"),
         (
             "gpt2 --mesh pipeline=2 --model.feedforward experts(selection_bias=True,bias_rate=0.1)",
             "pipeline: the bias_rate of experts needs all",

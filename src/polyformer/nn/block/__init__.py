@@ -1,6 +1,7 @@
 """Blocks: the wirings of the sub-layers of a layer."""
 
 from polyformer.core.registry import import_modules
+from polyformer.nn.block.hyper_connections import HyperConnectionsConfig
 from polyformer.nn.block.layer_scale import LayerScaleConfig
 from polyformer.nn.block.wirings import (
     Block,
@@ -19,6 +20,7 @@ from polyformer.nn.block.wirings import (
 __all__ = [
     "Block",
     "BlockConfig",
+    "HyperConnectionsConfig",
     "LayerScaleConfig",
     "ParallelConfig",
     "PostNormConfig",

@@ -44,6 +44,22 @@ class BlockConfig(Config):
         """Return whether outputs of feed-forwards, and sums of these, are too large for float16."""
         return False
 
+    @property
+    def stream_copies(self) -> int:
+        """Return the number n of copies of x, [n, B, T, E], that layers pass on and the stack sums; 0 for
+        none."""
+        return 0
+
+    @property
+    def has_features(self) -> bool:
+        """Return whether only a `FeatureStack` runs layers with this wiring."""
+        return self.reversible or self.exceeds_float16 or self.stream_copies > 0
+
+    @property
+    def needs_tokenwise_norm(self) -> bool:
+        """Return whether a norm sees some tokens twice or never, and must treat each separately."""
+        return self.reversible
+
     def build(self, hidden_size: int, sublayers: int, norm: NormConfig, dropout: float) -> "Block":
         """Return the wiring of `sublayers` sub-layers, with the norms that it needs."""
         raise NotImplementedError

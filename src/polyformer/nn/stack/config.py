@@ -311,6 +311,11 @@ class StackConfig(Config):
                 f"memory: {quote(self.memory.kind)} is trained in the forward pass, which a reversible stack "
                 "runs twice; use 'recurrent', or another block"
             )
+        if self.block.stream_copies and self.memory.segments:
+            raise InputError(
+                f"memory: {quote(self.memory.kind)} keeps the residual stream of each layer, of which block "
+                f"{quote(self.block.kind)} has several copies; use 'none' or 'sinks', or another block"
+            )
         if self.layerdrop and self.block.reversible:
             raise InputError("layerdrop: a reversible stack cannot skip layers; set it to 0")
         if self.convolution is not None and (not self.block.normalizes_output or self.layerdrop):
@@ -354,7 +359,7 @@ class StackConfig(Config):
         if isinstance(self.depth, FixedConfig):
             return
         others = {
-            "block": self.block.reversible,
+            "block": self.block.reversible or self.block.stream_copies > 0,
             "layerdrop": self.layerdrop > 0,
             "convolution": self.convolution is not None,
         }
@@ -367,12 +372,7 @@ class StackConfig(Config):
 
     def _check_norm(self) -> None:
         """Raise `InputError` for parts that norm some tokens twice or never, if the norm uses all."""
-        others = {
-            "block": self.block.reversible,
-            "memory": not isinstance(self.memory, NoMemoryConfig),
-            "depth": not isinstance(self.depth, FixedConfig),
-        }
-        for name, present in others.items():
+        for name, present in self._unusual(self.block.needs_tokenwise_norm).items():
             if present and not self.norm.tokenwise:
                 raise InputError(
                     f"norm: {quote(self.norm.kind)} computes statistics over all tokens, each once, but "
@@ -381,17 +381,17 @@ class StackConfig(Config):
 
     def _check_indexer(self) -> None:
         """Raise `InputError` for parts that read keys of a layer without an indexer's choice of them."""
-        others = {
-            "block": self.block.reversible,
-            "memory": not isinstance(self.memory, NoMemoryConfig),
-            "depth": not isinstance(self.depth, FixedConfig),
-        }
-        for name, present in others.items():
+        for name, present in self._unusual(self.block.reversible).items():
             if present and self.attention.indexer is not None:
                 raise InputError(
                     f"{name}: {quote(getattr(self, name).kind)} reads keys of a layer without an indexer's "
                     "choice of them; unset attention.indexer or this option"
                 )
+
+    def _unusual(self, block: bool) -> dict[str, bool]:
+        """Return which parts run layers in an unusual way: the block as stated, a memory, adaptive depth."""
+        memory = not isinstance(self.memory, NoMemoryConfig)
+        return {"block": block, "memory": memory, "depth": not isinstance(self.depth, FixedConfig)}
 
     def _check_beside(self) -> None:
         """Raise `InputError` for parts that run a layer in a way that two kinds of attention do not have."""
@@ -423,7 +423,7 @@ class StackConfig(Config):
     def has_features(self) -> bool:
         """Whether the stack has parts that only a `FeatureStack` runs."""
         kept = isinstance(self.memory, NoMemoryConfig) and isinstance(self.depth, FixedConfig)
-        wiring = self.block.reversible or self.block.exceeds_float16 or self.attention.value_residual
+        wiring = self.block.has_features or self.attention.value_residual
         return not kept or wiring or self.convolution is not None or self.layerdrop > 0
 
     @property

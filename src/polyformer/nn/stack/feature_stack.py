@@ -34,11 +34,13 @@ from polyformer.nn.stack.stack import Stack
 
 
 def build_stack(config: StackConfig, hidden_size: int, max_positions: int, *parts: Any, **more: Any) -> Stack:
-    """Return a stack: a `FeatureStack` if its configuration has features, else the plain `Stack`.
+    """Return a stack: a `FeatureStack` if its configuration has features, else the plain `Stack`. A block
+    with copies of the residual stream has a `HyperStack`.
 
     parts, more: further arguments of `Stack`.
     """
     kind = FeatureStack if config.has_features else Stack
+    kind = HyperStack if config.block.stream_copies else kind
     return kind(config, hidden_size, max_positions, *parts, **more)
 
 
@@ -75,12 +77,12 @@ class FeatureStack(Stack):
         if self.widens and x.dtype == torch.float16:
             x = x.float()
         halting = halting or self.start_halting(x, pos, context, source)
+        dtype, x = x.dtype, self.split(x)
         first_values = cast(FeatureLayer, self.sequence[0]).values(x) if self.value_residual else None
-        call = StackCall(pos, context, source, states, collect, halting, x.dtype, first_values)
+        call = StackCall(pos, context, source, states, collect, halting, dtype, first_values)
         if self.reversible and recomputes_inputs(call):
             return self._run_reversible(x, call)
         run_layer = self._layer_runner(call)
-        x = split_streams(x) if self.reversible else x
         new_states: list[LayerState] = []
         for index, layer in enumerate(self.sequence, self.layer_range.start):
             # The embedding sum contains the positions of layer 0 already.
@@ -91,6 +93,14 @@ class FeatureStack(Stack):
             if call.is_over:
                 break
         return self._output(x, call), tuple(new_states) if states else None
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the input of the first layer: x [B, T, E], or its streams [n, B, T, E]."""
+        return split_streams(x) if self.reversible else x
+
+    def merge(self, x: Tensor, dtype: torch.dtype, join: str = "mean") -> Tensor:
+        """Return the input or output x of a layer as [B, T, E]; `join` is for reversible layers."""
+        return merge_streams(x, dtype, join) if self.reversible else x
 
     def _layer_runner(self, call: StackCall) -> LayerRunner:
         """Return the function that runs one layer in this call, with the features that the call needs."""
@@ -107,7 +117,7 @@ class FeatureStack(Stack):
         if call.halting is not None:
             run = RunActive(run, call.halting)
         if call.collect is not None:
-            run = RecordInput(run, call.collect, self.reversible, call.dtype)
+            run = RecordInput(run, call.collect, self.merge, call.dtype)
         return run
 
     def _layer_calls(self, call: StackCall) -> list[LayerCall]:
@@ -118,13 +128,13 @@ class FeatureStack(Stack):
 
     def _run_reversible(self, x: Tensor, call: StackCall) -> tuple[Tensor, tuple[LayerState, ...] | None]:
         """Return the results of `forward`, with a graph that contains no activations."""
-        y, memories = run_reversible(self.sequence, split_streams(x), self._layer_calls(call), call.pos)
-        y = self.finish(merge_streams(y, call.dtype, self.join), call.context)
+        y, memories = run_reversible(self.sequence, x, self._layer_calls(call), call.pos)
+        y = self.finish(self.merge(y, call.dtype, self.join), call.context)
         return y, None if call.states is None else tuple(memories)
 
     def _output(self, x: Tensor, call: StackCall) -> Tensor:
         """Return the output of the stack from the output of its last layer."""
-        x = merge_streams(x, call.dtype, self.join) if self.reversible else x
+        x = self.merge(x, call.dtype, self.join)
         finish = functools.partial(self.finish, context=call.context)
         x = finish(x) if call.halting is None else call.halting.output(x, finish)
         if call.collect is not None:
@@ -187,3 +197,19 @@ class FeatureStack(Stack):
         return tuple(
             dataclasses.replace(state, store=memory.new_store(layer)) for layer, state in enumerate(states)
         )
+
+
+class HyperStack(FeatureStack):
+    """A stack whose layers pass on copies of the residual stream, [n, B, T, E] (hyper-connections)."""
+
+    def __init__(self, config: StackConfig, *sizes: Any, **more: Any):
+        super().__init__(config, *sizes, **more)
+        self.copies = config.block.stream_copies
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the copies of x [B, T, E], [n, B, T, E]."""
+        return x.expand(self.copies, *x.shape)
+
+    def merge(self, x: Tensor, dtype: torch.dtype, join: str = "mean") -> Tensor:
+        """Return the sum of the streams, [B, T, E]."""
+        return x.sum(0)

@@ -14,14 +14,13 @@ run inside a single autograd function (stack/reversible.py).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyformer.core.sequence.context import Context
-from polyformer.nn.block import merge_streams
 from polyformer.nn.depth import Active, Halting
 from polyformer.nn.stack.convolution import Convolution
 from polyformer.nn.stack.feature_layer import FeatureLayer
@@ -149,14 +148,14 @@ class RunActive:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordInput:
-    """Append the input of every layer to `collect`; of a reversible stack the mean of both streams."""
+    """Append the input of every layer to `collect`, as a single stream (`FeatureStack.merge`)."""
 
     run: LayerRunner
     collect: list[Tensor]
-    reversible: bool
+    merge: Callable[[Tensor, torch.dtype], Tensor]
     dtype: torch.dtype
 
     def __call__(self, index: int, layer: Layer, x: Tensor, active: Active | None = None) -> LayerResult:
         """Return the results of the inner runner."""
-        self.collect.append(merge_streams(x, self.dtype) if self.reversible else x)
+        self.collect.append(self.merge(x, self.dtype))
         return self.run(index, layer, x, active)

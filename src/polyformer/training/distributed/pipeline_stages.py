@@ -74,7 +74,7 @@ def check_pipelined(model: nn.Module) -> Transformer:
     for name, stack in stacks(model).items():
         config = getattr(model.config, name)
         reasons = {
-            f"block {quote(config.block.kind)}": stack.reversible,
+            f"block {quote(config.block.kind)}": stack.reversible or config.block.stream_copies > 0,
             f"memory {quote(config.memory.kind)}": stack.memory is not None,
             "value_residual": stack.value_residual,
             f"depth {quote(config.depth.kind)}": stack.depth is not None,
