@@ -21,7 +21,7 @@ LATENT = {
 }
 """A text is computed in the explicit form, and steps of decoding in the absorbed form."""
 
-INDEXER = {"indexer": {"top_k": 4, "heads": 8, "size": 12}}
+INDEXER = {"indexer": {"top_k": 4, "heads": 8}}
 
 BESIDE = {"bias": True, "input_scales": (0.5, 1.5), "output_scales": (2.0, 0.75)}
 

@@ -222,7 +222,7 @@ def _kernel(
     except (ValueError, RuntimeError):  # not four axes, or a nested tensor
         return None
     sizes = rows, kv_heads, keys
-    if k.shape != (*sizes, width) or v.shape[:3] != sizes or not kv_heads or heads % kv_heads:
+    if k.shape != (*sizes, width) or v.shape[:3] != sizes or not kv_heads or heads % kv_heads or not width:
         return None
     context, causal = limits
     first = keys - queries

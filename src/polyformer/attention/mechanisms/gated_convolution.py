@@ -37,11 +37,13 @@ class GatedConvolutionConfig(MechanismConfig):
     Every query head has its own key and value, whatever the other layers of the stack have, and neither
     positions nor `qk_norm` change them. The state is the last w - 1 products of key and value.
 
-    `width`: w, the tokens that an output reads. `bias`: whether the convolution adds one.
+    `width`: w, the tokens that an output reads. `bias`: whether the convolution adds one. `backend`: of the
+    cross-attention of its layer, which is softmax attention.
     """
 
     width: PositiveInt = 3
     bias: bool = False
+    backend: str = "auto"
 
     kind: ClassVar[str] = "gated_convolution"
     paper: ClassVar[str] = "Amini et al. 2025 (LFM2)"

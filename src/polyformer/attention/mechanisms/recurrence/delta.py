@@ -52,6 +52,11 @@ class StepsConfig(RecurrenceConfig):
     gates: ClassVar[tuple[str, ...]] = ("erase",)
     erases: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps > 1:  # a token then has several values; an instance attribute overrides the class's
+            object.__setattr__(self, "pairs", False)
+
     def gate_sizes(self, num_heads: int, head_size: int) -> dict[str, int]:
         """Return the gates, with a number b per head and step."""
         sizes = super().gate_sizes(num_heads, head_size)
