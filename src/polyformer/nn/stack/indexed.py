@@ -28,6 +28,7 @@ from polyformer.attention.functional.request import Call, indices, prepare
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import PositionTerms
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
+from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.mods import broadcasts
 from polyformer.attention.positions import Position
 from polyformer.core.kv_cache import KeyValueCache, appended
@@ -119,14 +120,16 @@ class ChosenKeys(SoftmaxAttention):
         position: PositionTerms,
         *gates: Tensor,
     ) -> tuple[Tensor, State | None]:
-        """See `Mechanism.forward`. gates: the scores of the indexer, [B, Tq, Tk]."""
-        (scores,) = gates
+        """See `Mechanism.forward`. gates: q, all k, and the weights of the indexer (`index_scores`)."""
         k, v, state = appended(state, k, v)
         call, chosen = Attended(q, k, v, context, position), None
-        if self.indexer.stage == "sparse" and k.shape[2] > self.indexer.top_k:
-            chosen = choose(self._of_allowed(scores.detach(), call), self.indexer.top_k)
-        if self.training and self.indexer.align and torch.is_grad_enabled():
-            add_auxiliary_loss("indexer", self.indexer.align * self._loss(scores, chosen, call))
+        chooses = self.indexer.stage == "sparse" and k.shape[2] > self.indexer.top_k
+        learns = self.training and self.indexer.align > 0 and torch.is_grad_enabled()
+        if chooses or learns:
+            scores = self._of_allowed(index_scores(*gates), call)
+            chosen = choose(scores.detach(), self.indexer.top_k) if chooses else None
+            if learns:
+                add_auxiliary_loss("indexer", self.indexer.align * self._loss(scores, chosen, call))
         gathers = q.shape[2] == 1 and position is None and self.config.pattern is None and not recording()
         if chosen is not None and gathers:
             return self._gathered(call, chosen), state
@@ -134,12 +137,12 @@ class ChosenKeys(SoftmaxAttention):
 
     def _masked(self, call: Attended, chosen: Tensor | None) -> Tensor:
         """Return attention [B, H, Tq, Dv] to the chosen keys [B, Tq, Tk], to all allowed keys for None."""
-        context, rule = call.context, None
+        rule = None
         if call.position is not None:
-            context = context.within_distances(self.distances)
+            call = call._replace(context=call.context.within_distances(self.distances))
         if chosen is not None:
             rule = broadcasts(lambda b, h, q_idx, kv_idx: chosen[b, q_idx, kv_idx])
-        return self._softmax(call.q, call.k, call.v, context, call.position, self.config.pattern, rule)
+        return self._softmax(call, self.config.pattern, rule)
 
     def _gathered(self, call: Attended, chosen: Tensor) -> Tensor:
         """Return the attention of a single query from the chosen keys only, which need no other."""
@@ -147,22 +150,13 @@ class ChosenKeys(SoftmaxAttention):
         index = chosen.int().topk(self.indexer.top_k, -1).indices.sort(-1).values
         k, v = (x.gather(2, index.unsqueeze(3).expand(-1, *x.shape[1:2], -1, x.shape[3])) for x in call[1:3])
         context = Context(1, self.indexer.top_k, kv_valid=chosen.gather(-1, index)[:, 0])
-        return self._softmax(call.q, k, v, context, None, None, None)
+        return self._softmax(Attended(call.q, k, v, context, None), None, None)
 
-    def _softmax(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        context: Context,
-        position: PositionTerms,
-        *limits: Any,
-    ) -> Tensor:
-        """Return softmax attention of all keys that the limits, a pattern and a `mask_mod`, allow."""
-        pattern, rule = limits
+    def _softmax(self, call: Attended, pattern: Pattern | None, rule: MaskMod | None) -> Tensor:
+        """Return softmax attention to all keys that the pattern and the rule allow."""
         mods = () if self.config.soft_cap is None else (soft_cap(self.config.soft_cap),)
         options = {"pattern": pattern, "mask_mod": rule, "mods": mods, "scale": self.config.scale}
-        return self.attend(q, k, v, context, position, sink=self.sink, **options)
+        return self.attend(*call, sink=self.sink, **options)
 
     def _of_allowed(self, scores: Tensor, call: Attended) -> Tensor:
         """Return the scores [B, Tq, Tk], minus infinity for keys that no head of a query may see."""
@@ -174,11 +168,10 @@ class ChosenKeys(SoftmaxAttention):
         return scores.masked_fill(~(allowed.any(1) if allowed.dim() == 4 else allowed), -torch.inf)
 
     def _loss(self, scores: Tensor, chosen: Tensor | None, call: Attended) -> Tensor:
-        """Return the mean over the queries of KL(p || softmax I) over the chosen keys."""
+        """Return the mean over the queries of KL(p || softmax I) over the chosen keys; None for all."""
         with torch.no_grad(), recorded() as weights:
             self._masked(call, chosen)
         p = at_least_float32(weights[0]).mean(1)
-        scores = self._of_allowed(scores, call)
         if chosen is not None:
             scores = scores.masked_fill(~chosen, -torch.inf)
         log_q = scores.log_softmax(-1).masked_fill(scores == -torch.inf, 0)
@@ -241,8 +234,7 @@ class IndexedAttention(FeatureAttention):
         position, index_q, index_k, weights = terms
         past = state if isinstance(state, IndexedState) else IndexedState()
         index_k, _, index = appended(past.index, index_k, index_k[..., :0])
-        scores = index_scores(index_q, index_k, weights)
-        y, own = super()._attend(q, k, v, context, past.attention, position, scores)
+        y, own = super()._attend(q, k, v, context, past.attention, position, index_q, index_k, weights)
         return y, None if state is None else IndexedState(own, index)
 
     def _gates(self, x: Tensor, read: Tensor) -> tuple[Tensor, ...]:
