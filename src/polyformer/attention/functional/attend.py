@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyformer.attention.functional.backends import sdpa
-from polyformer.attention.functional.isolation import if_finite, is_finite, run_isolated, without_padding_keys
+from polyformer.attention.functional.isolation import if_finite, run_isolated, without_padding_keys
 from polyformer.attention.functional.plan import BACKENDS, Leaf, Plan, plan
 from polyformer.attention.functional.relative import Relative
 from polyformer.attention.functional.request import (
@@ -141,15 +141,18 @@ def attend_call(call: Call) -> Any:
         inputs = {name: in_autocast_type(getattr(call, name)) for name in "qkv"}
         with without_autocast(q):
             return attend_call(call._replace(**inputs))
-    if (out := unmasked(call)) is not None:
-        return out
-    key = plan_key(call)
+    stored: StoredPlan | None = unmasked(call)
+    key = plan_key(call) if stored is None else None
     if key is not None:
         stored = _plans.get(key)
         if stored is None and call.context is not None:
             stored = call.context.recalled().get(key)
+    try:
         if stored is not None and (out := stored.run(call)) is not None:
             return out
+    except RuntimeError:
+        check(call)  # names the fault of the inputs, if it is theirs
+        raise
     check(call)
     return _planned(call, key)
 
@@ -175,12 +178,12 @@ def _planned(call: Call, key: Hashable | None) -> Any:
     return (out, lse) if call.return_lse else out
 
 
-def unmasked(call: Call) -> Tensor | None:
-    """Return torch's fused attention of a call that needs no mask; None for any other call.
+def unmasked(call: Call) -> "StoredKernel | None":
+    """Return torch's fused attention for a call that needs no mask; None for any other call.
 
     Each query then sees all keys, or with equally many keys the query at slot i the keys up to slot i. No
-    other backend is faster, so nothing is planned. None too for inputs that torch refuses, if a NaN or
-    infinity must be isolated, and for calls that somebody looks into (`is_ordinary`).
+    other backend is faster, so nothing is planned. None too for calls that somebody looks into
+    (`is_ordinary`).
     """
     q, k, v, pattern, mask_mod, layout, score_mod, relative, context, scale, dropout, backend, lse = call
     changed = not (mask_mod is layout is score_mod is relative is None)
@@ -191,18 +194,7 @@ def unmasked(call: Call) -> Tensor | None:
         return None
     if not is_ordinary():
         return None
-    kernel = _kernel(q, k, v, (context, kind is Causal), scale, dropout)
-    if kernel is None:
-        return None
-    builds_graph = requires_gradients(q, k, v)
-    isolates = kernel.hides and q.is_cpu
-    if isolates and builds_graph and not (is_finite(k) and is_finite(v)):
-        return None
-    try:
-        out = kernel(q, k, v, dropout)
-    except RuntimeError:  # `check` names the fault of the inputs
-        return None
-    return None if isolates and not builds_graph and not is_finite(out) else out
+    return _kernel(q, k, v, (context, kind is Causal), scale, dropout)
 
 
 def _kernel(
@@ -212,7 +204,7 @@ def _kernel(
     limits: tuple[Context | None, bool],
     scale: float | None,
     dropout: float,
-) -> sdpa.Plan | None:
+) -> "StoredKernel | None":
     """Return torch's fused attention of a call that needs no mask, None for other calls and sizes.
 
     limits: the context of the call, and whether it is causal in any case.
@@ -235,13 +227,14 @@ def _kernel(
     how = sdpa.causal_kernel(queries, keys, first) if causal else "full"
     if how is None or not 0 < rows * heads * queries * keys <= most or not 0 <= dropout < 1:
         return None
-    return _fused(how == "causal", score_scale(scale, width), heads != kv_heads)
+    return _fused(how == "causal", score_scale(scale, width), heads != kv_heads, requires_gradients(q, k, v))
 
 
 @functools.lru_cache(maxsize=64)
-def _fused(causal: bool, scale: float, grouped: bool) -> sdpa.Plan | None:
+def _fused(causal: bool, scale: float, grouped: bool, builds_graph: bool) -> "StoredKernel | None":
     """Return torch's fused attention without a mask; None for a scale that is no number."""
-    return sdpa.Plan(None, None, causal, scale, grouped, hides=causal) if math.isfinite(scale) else None
+    plan = sdpa.Plan(None, None, causal, scale, grouped, hides=causal)
+    return StoredKernel(plan, builds_graph) if math.isfinite(scale) else None
 
 
 class StoredPlan(Protocol):

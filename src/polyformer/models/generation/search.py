@@ -92,11 +92,7 @@ class GrowingTexts:
         now = self.prompt + self.step
         self.text[:, now] = token
         # Of the model's own distribution, before the processors.
-        own = log_probability(logits.to(self.scores.dtype), token)
-        if isinstance(self.alive, slice):
-            self.scores += own
-        else:
-            self.scores[self.alive] += own
+        self.scores[self.alive] += log_probability(logits.to(self.scores.dtype), token)
         if self.rules.streamer is not None:
             self.rules.streamer(self._of_all_rows(token))
         self.step += 1

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
-from polyformer.nn.stack.latent import LatentAttention
 from polyformer.nn.stack.layer import Layer, LayerCall, LayerState, NewStates
 
 M = TypeVar("M", bound=nn.Module)
@@ -34,7 +33,8 @@ class FeatureLayer(Layer):
 
     def attention_class(self, config: AttentionConfig, index: int) -> type[FeatureAttention]:
         """Return the class of an attention of this layer, which accepts memories and active tokens."""
-        return LatentAttention if config.has_latent(index) else FeatureAttention
+        kind = super().attention_class(config, index)
+        return kind if issubclass(kind, FeatureAttention) else FeatureAttention
 
     def forward(
         self, x: Tensor, call: LayerCall, active: Active | None = None
