@@ -92,7 +92,8 @@ class FeatureAttention(MultiHeadAttention):
         read = x if read is None else read
         if memory is not None:
             read = torch.cat([memory.to(read.dtype), read], 1)
-        q, k, v = self._projected_features(x, read, active)
+        source = self._query_input(x)
+        q, k, v = self._projected_features(x, source, read, active)
         v = self._with_first(v, first_values)
         if self.global_attention is not None:
             past = state if isinstance(state, GlobalState) else None
@@ -100,10 +101,10 @@ class FeatureAttention(MultiHeadAttention):
         # A store is searched by content, so `mix` gets the queries before rotation.
         if self.own_heads:
             y, new = self._attend(
-                q, k, v, context, state, BoundPosition(position, self._site()), *self._gates(x, read)
+                q, k, v, context, state, BoundPosition(position, self._site()), *self._gates(x, source, read)
             )
         else:
-            y, new = self.attend(q, k, v, context, position, state, *self._gates(x, read))
+            y, new = self.attend(q, k, v, context, position, state, *self._gates(x, source, read))
         return self._merge_active(y if mix is None else mix(y, q), x, active), new
 
     def reading(self, x: Tensor, read: Tensor, context: Context, position: Position) -> Tensor:
@@ -157,13 +158,17 @@ class FeatureAttention(MultiHeadAttention):
         new = None if own is None or cache is None else GlobalState(own, cache)
         return self._merge_active(y, x, None), new
 
+    def _query_input(self, x: Tensor) -> Tensor:
+        """Return the input of the projection of queries, x [B, T, E] itself."""
+        return x
+
     def _projected_features(
-        self, x: Tensor, read: Tensor, active: Active | None
+        self, x: Tensor, source: Tensor, read: Tensor, active: Active | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries of x, and the cached tensors of `read`, all before positions."""
+        """Return the queries of x, from `source`, and the cached tensors of `read`, all before positions."""
         if read is x and self.key is not None:
             return self._projected(x)
-        return self._active_queries(x, active), *self._cached(read)
+        return self._active_queries(source, active), *self._cached(read)
 
     def _cached(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cached tensors of [B, T, E], before positions: keys and values."""
@@ -192,18 +197,18 @@ class FeatureAttention(MultiHeadAttention):
         weights = (q @ k.mT * self.head_size**-0.5).softmax(-1)
         return weights @ v, weights
 
-    def _gates(self, x: Tensor, read: Tensor) -> tuple[Tensor, ...]:
+    def _gates(self, x: Tensor, source: Tensor, read: Tensor) -> tuple[Tensor, ...]:
         """Return the gates [B, T, C] of a mechanism with gates, its output gate last.
 
-        x, read: the inputs of queries and of keys.
+        x, read: the inputs of queries and of keys. source: of the projection of queries (`_query_input`).
         """
         output = None if self.gates_heads else self.output_gate
         layers = [layer for layer in (self.gate, output) if layer is not None]
         return (torch.cat(list(linears(read, layers)), -1),) if layers else ()
 
-    def _active_queries(self, x: Tensor, active: Active | None) -> Tensor:
-        """Return the queries [B, H, T, D] of x [B, T, E], or of its active tokens [1, N, E]."""
-        q = self.query(x)
+    def _active_queries(self, source: Tensor, active: Active | None) -> Tensor:
+        """Return the queries [B, H, T, D] of their input [B, T, E], or of that of active tokens [1, N, E]."""
+        q = self.query(source)
         return self._heads(q if active is None else active.scatter_to_zeros(q), self.query_norm)
 
     def _merge_active(self, heads: Tensor, x: Tensor, active: Active | None) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyformer.attention.functional.parts import soft_cap
 from polyformer.attention.functional.request import Call, indices, prepare
 from polyformer.attention.mechanisms import SoftmaxConfig
-from polyformer.attention.mechanisms.base import PositionTerms
+from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.mechanisms.softmax_attention import SoftmaxAttention
 from polyformer.attention.patterns.base import MaskMod, Pattern
 from polyformer.attention.patterns.mods import broadcasts
@@ -193,12 +193,15 @@ class IndexedAttention(FeatureAttention):
 
     def __init__(self, hidden_size: int, config: AttentionConfig, layer: int = 0):
         super().__init__(hidden_size, config, layer)
-        indexer, mechanism = self.config.indexer, self._mechanism_config(hidden_size)
-        assert indexer is not None
-        assert isinstance(mechanism, SoftmaxConfig)
+        assert config.indexer is not None
         rotated, source = config.rotary_width(hidden_size), self.query.in_features
-        self.indexer = Indexer(hidden_size, source, indexer, self.head_size, rotated)
-        self.mechanism = ChosenKeys(mechanism, config.num_attention_heads, indexer)
+        self.indexer = Indexer(hidden_size, source, config.indexer, self.head_size, rotated)
+
+    def _built_mechanism(self, config: MechanismConfig) -> Mechanism:
+        """Return softmax attention to the chosen keys."""
+        assert isinstance(config, SoftmaxConfig)
+        assert self.config.indexer is not None
+        return ChosenKeys(config, self.config.num_attention_heads, self.config.indexer)
 
     def new_state(self, reserve: int) -> State | None:
         """Return the state before the first token, with caches for `reserve` tokens."""
@@ -237,18 +240,10 @@ class IndexedAttention(FeatureAttention):
         y, own = super()._attend(q, k, v, context, past.attention, position, index_q, index_k, weights)
         return y, None if state is None else IndexedState(own, index)
 
-    def _gates(self, x: Tensor, read: Tensor) -> tuple[Tensor, ...]:
+    def _gates(self, x: Tensor, source: Tensor, read: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and weights of the indexer, of inputs that do not learn from it."""
-        return self.indexer(self._query_input(x).detach(), x.detach(), read.detach())
-
-    def _query_input(self, x: Tensor) -> Tensor:
-        """Return the input of the projection of queries, x [B, T, E] itself."""
-        return x
+        return self.indexer(source.detach(), x.detach(), read.detach())
 
 
 class IndexedLatentAttention(IndexedAttention, LatentAttention):
     """Latent attention to tokens that an indexer chooses, as in DeepSeek-V3.2."""
-
-    def _query_input(self, x: Tensor) -> Tensor:
-        """Return the input of the projection of queries: the latent of queries, or x [B, T, E] itself."""
-        return LatentAttention._query_input(self, x)

@@ -30,7 +30,6 @@ from polyformer.core.ops.linear import Linear
 from polyformer.core.ops.quantized import weight_of
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State
-from polyformer.nn.depth import Active
 from polyformer.nn.stack.config import AttentionConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
 from polyformer.nn.stack.multihead import split_heads
@@ -79,11 +78,7 @@ class LatentAttention(FeatureAttention):
 
     def _queries(self, x: Tensor) -> Tensor:
         """Return the queries [B, H, T, D_r + D] of x [B, T, E]."""
-        return self._active_queries(x, None)
-
-    def _active_queries(self, x: Tensor, active: Active | None) -> Tensor:
-        """Return the queries [B, H, T, D_r + D] of x [B, T, E], or of its active tokens [1, N, E]."""
-        return super()._active_queries(self._query_input(x), active)
+        return self._active_queries(self._query_input(x), None)
 
     def _query_input(self, x: Tensor) -> Tensor:
         """Return the input of the projection of queries: the latent of queries, or x [B, T, E] itself."""

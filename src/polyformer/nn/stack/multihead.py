@@ -98,8 +98,7 @@ class MultiHeadAttention(nn.Module):
         self.head_size = config.width(hidden_size)
         self.global_attention: nn.Module | None = None
         self._add_projections(hidden_size)
-        mechanism = self._mechanism_config(hidden_size)
-        self.mechanism = mechanism.build(config.num_attention_heads, self.head_size)
+        self.mechanism = self._built_mechanism(self._mechanism_config(hidden_size))
 
     def _add_projections(self, hidden_size: int) -> None:
         """Add the projections, and the norms of queries and keys."""
@@ -129,6 +128,10 @@ class MultiHeadAttention(nn.Module):
     def _mechanism_config(self, hidden_size: int) -> MechanismConfig:
         """Return the configuration of the layer's mechanism."""
         return self.config.mechanism.for_layer(self.layer)
+
+    def _built_mechanism(self, config: MechanismConfig) -> Mechanism:
+        """Return the mechanism of this configuration for the layer's heads."""
+        return config.build(self.config.num_attention_heads, self.head_size)
 
     def forward(
         self, x: Tensor, context: Context, position: Position, state: State | None = None
