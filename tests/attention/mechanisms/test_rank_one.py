@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from texts_in_parts import Text, slopes_of_equal
 from torch import Tensor
 
 from polyformer.attention.mechanisms import RWKV7Config
-from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.mechanisms.recurrence.base import RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.fused_scan import Scan
 from polyformer.attention.mechanisms.recurrence.rank_one import (
@@ -14,8 +14,6 @@ from polyformer.attention.mechanisms.recurrence.rank_one import (
     rank_one_scan,
 )
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, recurrence
-from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
 
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
 
@@ -90,24 +88,6 @@ def test_decoding_in_parts_is_the_whole_text():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     plain.load_state_dict(module.state_dict())
     q, k, v = leaf(LENGTH, WIDTH, heads=1), leaf(LENGTH, WIDTH, heads=1), leaf(LENGTH, VALUES)
-    gates = torch.randn(ROWS, LENGTH, sum(config.gate_sizes(7, 1).values()), dtype=torch.float64)
-    valid = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    doc = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(ROWS, -1)
-
-    def part(start: int, stop: int, state: State | None, form: Mechanism) -> tuple[Tensor, State | None]:
-        docs, own = doc[:, :stop], doc[:, start:stop]
-        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop], q_doc=own, kv_doc=docs)
-        tokens = (x[:, :, start:stop] for x in (q, k, v))
-        return form(*tokens, context, state, None, gates[:, start:stop])
-
-    expected = part(0, LENGTH, None, plain)[0]
-    parts, state = [], module.new_state(0)
-    for start, stop in ((0, 9), *((t, t + 1) for t in range(9, 20)), (20, LENGTH)):
-        y, state = part(start, stop, state, module)
-        parts.append(y)
-    actual = torch.cat(parts, 2)
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
-    leaves = [q, k, v, *module.parameters()], [q, k, v, *plain.parameters()]
-    slopes = [torch.autograd.grad(y.square().sum(), x) for y, x in zip((actual, expected), leaves)]
-    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
-    assert all(x.abs().sum() > 0 for x in slopes[0])
+    text = Text(config, (q, k, v))
+    slopes = slopes_of_equal(text.read(module, *range(9, 21)), text.read(plain), module, plain, (q, k, v))
+    assert all(x.abs().sum() > 0 for x in slopes)

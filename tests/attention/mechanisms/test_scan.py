@@ -4,17 +4,16 @@ import itertools
 
 import pytest
 import torch
+from texts_in_parts import Text, slopes_of_equal
 from torch import Tensor
 
 from polyformer.attention.mechanisms import GatedDeltaConfig, GLAConfig, LinearAttentionConfig, SSDConfig
-from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.mechanisms.recurrence import base
 from polyformer.attention.mechanisms.recurrence.base import RecurrenceConfig, RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
 
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 37, 5, 3
 
@@ -112,24 +111,10 @@ def test_heads_of_a_group_share_queries_and_keys(
     plain.load_state_dict(module.state_dict())
     q, k, v = (leaf(LENGTH, width) for width in (WIDTH, WIDTH, VALUES))
     v = torch.cat([v, v.flip(2)], 1)
-    gates = torch.randn(ROWS, LENGTH, sum(config.gate_sizes(7, 1).values()), dtype=torch.float64)
-    valid = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    doc = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(ROWS, -1)
-
-    def part(start: int, stop: int, state: State | None, form: Mechanism) -> tuple[Tensor, State | None]:
-        docs, own = doc[:, :stop], doc[:, start:stop]
-        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop], q_doc=own, kv_doc=docs)
-        tokens = (x[:, :, start:stop] for x in (q, k, v))
-        return form(*tokens, context, state, None, gates[:, start:stop])
-
-    expected = part(0, LENGTH, None, plain)[0]
+    text = Text(config, (q, k, v))
+    expected = text.read(plain)
     monkeypatch.setattr(base, "SEGMENT", 8)
-    first, state = part(0, 9, module.new_state(0), module)
-    actual = torch.cat([first, part(9, LENGTH, state, module)[0]], 2)
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
-    leaves = [q, k, *module.parameters()], [q, k, *plain.parameters()]
-    slopes = [torch.autograd.grad(y.square().sum(), x) for y, x in zip((actual, expected), leaves)]
-    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
+    slopes_of_equal(text.read(module, 9), expected, module, plain, (q, k))
 
 
 def test_value_heads_are_whole_groups():

@@ -8,17 +8,16 @@ from types import ModuleType
 
 import pytest
 import torch
+from texts_in_parts import Text, slopes_of_equal
 from torch import Tensor
 
 from polyformer.attention.mechanisms import DeltaConfig, GatedDeltaConfig
-from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.mechanisms.recurrence.base import RecurrentHeadsConfig
 from polyformer.attention.mechanisms.recurrence.scan import ScanInputs, chunked_scan, recurrence
 from polyformer.attention.mechanisms.recurrence.steps import StepInputs, step_recurrence, step_scan
 from polyformer.core.errors import InputError
 from polyformer.core.ops.softmax import recorded
 from polyformer.core.sequence.context import Context
-from polyformer.core.state import State
 
 ROWS, HEADS, LENGTH, WIDTH, VALUES = 2, 2, 23, 5, 3
 
@@ -132,25 +131,11 @@ def test_steps_have_their_own_keys_and_values(kind: type[DeltaConfig] | type[Gat
     heads = config.projected_heads(7, 7, 1)
     assert (heads.queries, heads.keys, heads.values) == (1, 2, 4)
     q, k, v = leaf(LENGTH, WIDTH, heads=1), leaf(LENGTH, WIDTH, heads=2), leaf(LENGTH, VALUES, heads=4)
-    gates = torch.randn(ROWS, LENGTH, sum(config.gate_sizes(7, 1).values()), dtype=torch.float64)
-    valid = torch.arange(LENGTH) >= torch.tensor([[0], [5]])
-    doc = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(ROWS, -1)
-
-    def part(start: int, stop: int, state: State | None, form: Mechanism) -> tuple[Tensor, State | None]:
-        docs, own = doc[:, :stop], doc[:, start:stop]
-        context = Context(stop - start, stop, causal=True, kv_valid=valid[:, :stop], q_doc=own, kv_doc=docs)
-        tokens = (x[:, :, start:stop] for x in (q, k, v))
-        return form(*tokens, context, state, None, gates[:, start:stop])
-
-    expected = part(0, LENGTH, None, plain)[0]
+    text = Text(config, (q, k, v))
+    expected = text.read(plain)
     assert expected.shape == (ROWS, 2, LENGTH, VALUES)
-    first, state = part(0, 9, module.new_state(0), module)
-    actual = torch.cat([first, part(9, LENGTH, state, module)[0]], 2)
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
-    leaves = [q, k, v, *module.parameters()], [q, k, v, *plain.parameters()]
-    slopes = [torch.autograd.grad(y.square().sum(), x) for y, x in zip((actual, expected), leaves)]
-    torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-8)
-    assert all(x.abs().sum() > 0 for x in slopes[0])
+    slopes = slopes_of_equal(text.read(module, 9), expected, module, plain, (q, k, v))
+    assert all(x.abs().sum() > 0 for x in slopes)
 
 
 def test_the_values_of_a_token_have_no_single_weight():
