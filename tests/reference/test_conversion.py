@@ -167,7 +167,7 @@ def refused(name: str, attention: MechanismConfig | None) -> str | None:
     assert stack is not None
     if attention is None:
         return None
-    if name.startswith(("deepseek", "kimi_linear")) and attention.kind != "softmax":
+    if name.startswith(("deepseek", "glm_moe_dsa", "kimi_linear")) and attention.kind != "softmax":
         return "latent: expected the mechanism 'softmax'"
     if not attention.causal and model.encoder is None:
         return "cannot run in a decoder"

@@ -16,7 +16,7 @@ stack do not change them.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -150,6 +150,7 @@ class Recurrence(Mechanism):
     """A linear recurrence. A member defines `inputs`: the keys, values and gates of the scan."""
 
     config: RecurrenceConfig
+    activation: Callable[[Tensor], Tensor] = staticmethod(F.silu)  # of the short convolutions
 
     def __init__(self, config: RecurrenceConfig, num_heads: int, head_size: int):
         super().__init__()
@@ -296,12 +297,8 @@ class Recurrence(Mechanism):
         return q, k, v, tokens, docs
 
     def _activated(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the results [B, T, C] of the convolutions in the form of `heads`, after bias and SiLU."""
-        y = F.silu(y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten())
-        return self._as_heads(y, heads)
-
-    def _as_heads(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return tables side by side [B, T, C] in the form of `heads`."""
+        """Return the results [B, T, C] of convolutions in the form of `heads`, after bias and activation."""
+        y = self.activation(y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten())
         tables = [x.transpose(1, 2) for x in heads]
         parts = y.split([table.shape[2] * table.shape[3] for table in tables], 2)
         return tuple(part.view(table.shape).transpose(1, 2) for part, table in zip(parts, tables))

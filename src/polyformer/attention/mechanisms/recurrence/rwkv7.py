@@ -72,6 +72,11 @@ class RWKV7Config(RecurrenceConfig):
         )
 
 
+def identity(x: Tensor) -> Tensor:
+    """Return x: the shift of tokens has no activation."""
+    return x
+
+
 class HeadLayerNorm(nn.Module):
     """LayerNorm over the channels of each head [B, H, T, D], with weights and biases per head."""
 
@@ -91,6 +96,7 @@ class RWKV7(Recurrence):
     """The scan with free keys to read, erase and write."""
 
     config: RWKV7Config
+    activation = staticmethod(identity)
 
     def __init__(self, config: RWKV7Config, num_heads: int, head_size: int):
         super().__init__(config, num_heads, head_size)
@@ -145,12 +151,6 @@ class RWKV7(Recurrence):
         if self.config.backend != "auto":
             return f"{self.config.backend}: asked for by the option backend"
         return "chunks in torch: the recurrence of 'rwkv7' has no other form here"
-
-    def _activated(self, y: Tensor, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the results [B, T, C] of the convolutions in the form of `heads`, without an activation."""
-        return self._as_heads(
-            y if self.taps_bias is None else y + self.taps_bias.to(y.dtype).flatten(), heads
-        )
 
     def _projected(self, layer: nn.Linear, low_rank: Tensor) -> Tensor:
         """Return the gate of every channel [B, H, T, D] from numbers [B, T, r] that all heads share."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError
 from polyformer.models.checkpoints.config_mapping import Tree, get_path, with_defaults
 from polyformer.models.checkpoints.families.deepseek import ATTENTION, DeepseekV3
+from polyformer.models.checkpoints.families.layers import DENSE, SPARSE, feedforward_kinds
 from polyformer.models.checkpoints.families.llama import OPTIONS
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Converter
@@ -82,14 +83,12 @@ class IndexedFamily(DeepseekV3):
 
 def dense_layers(hub: Tree) -> int:
     """Return the number of first layers without experts; `InputError` for dense layers after these."""
-    kinds = hub["mlp_layer_types"]
-    if kinds is None:
-        return hub["first_k_dense_replace"]
-    first = next((place for place, kind in enumerate(kinds) if kind != "dense"), len(kinds))
-    if "dense" in kinds[first:] or len(kinds) != hub["num_hidden_layers"]:
+    kinds = feedforward_kinds(hub)
+    first = kinds.index(SPARSE) if SPARSE in kinds else len(kinds)
+    if DENSE in kinds[first:]:
         raise InputError(
-            f"config.json: mlp_layer_types is {kinds}, expected 'dense' for the first layers and "
-            f"'sparse' for all others of {hub['num_hidden_layers']}"
+            f"config.json: mlp_layer_types is {kinds}, expected 'dense' for the first layers, then "
+            "'sparse' for all others"
         )
     return first
 

@@ -21,7 +21,15 @@ from polyformer.models.checkpoints.config_mapping import Tree, choice, option, w
 from polyformer.models.checkpoints.families.deepseek import ATTENTION, SIZES, DeepseekFamily, RotatedLast
 from polyformer.models.checkpoints.families.deepseek import EXPERTS as FEEDFORWARD
 from polyformer.models.checkpoints.families.experts import ExpertsFamily
-from polyformer.models.checkpoints.families.layers import FULL, check_kinds, in_turn, of_layers
+from polyformer.models.checkpoints.families.layers import (
+    DENSE,
+    FULL,
+    SPARSE,
+    check_kinds,
+    feedforward_kinds,
+    in_turn,
+    of_layers,
+)
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, without
 from polyformer.models.checkpoints.family import register
 from polyformer.models.checkpoints.key_mapping import Converter, Part
@@ -31,7 +39,6 @@ from polyformer.nn.feedforward import ExpertsConfig, GatedConfig
 from polyformer.nn.stack.attention_options import LatentConfig
 
 LINEAR = "linear_attention"
-DENSE, SPARSE = "dense", "sparse"
 KDA = KDAConfig(
     heads=RecurrentHeadsConfig(key_heads=32, value_heads=32, key_size=128, value_size=128), gate_bias=False
 )
@@ -286,7 +293,7 @@ class KimiLinear(ExpertsFamily):
         """Raise `InputError` for unknown kinds of layers, and a wrong number."""
         super().check(hub)
         check_kinds("layer_types", _kinds(hub), (FULL, LINEAR), "num_hidden_layers", hub)
-        check_kinds("mlp_layer_types", _dense(hub), (DENSE, SPARSE), "num_hidden_layers", hub)
+        feedforward_kinds(hub)
 
     def read_other_options(self, tree: Tree, hub: Tree) -> None:
         """Set the latents, and the mechanism and the feed-forward of every layer."""
@@ -297,7 +304,7 @@ class KimiLinear(ExpertsFamily):
         parts = {kind: self.part(kind, hub) for kind in ("gated", "experts")}
         width = hub["num_shared_experts"] * hub["moe_intermediate_size"]
         parts["experts"]["shared_expert"]["intermediate_size"] = width
-        kinds = ["gated" if kind == DENSE else "experts" for kind in _dense(hub)]
+        kinds = ["gated" if kind == DENSE else "experts" for kind in feedforward_kinds(hub)]
         tree["decoder"]["feedforward"] = in_turn("feedforwards", [parts[kind] for kind in kinds])
 
     def write_other_options(self, tree: Tree) -> Tree:
@@ -345,11 +352,3 @@ def _kinds(hub: Tree) -> list[str]:
                 "each layer from 1 in kda_layers or in full_attn_layers"
             )
     return [FULL if layer in full else LINEAR for layer in range(1, count + 1)]
-
-
-def _dense(hub: Tree) -> list[str]:
-    """Return whether each layer is dense: from transformers' list, or the first layers."""
-    if hub["mlp_layer_types"] is not None:
-        return hub["mlp_layer_types"]
-    first = hub["first_k_dense_replace"]
-    return [DENSE if i < first else SPARSE for i in range(hub["num_hidden_layers"])]

@@ -20,6 +20,9 @@ T = TypeVar("T")
 # The kinds of layers in `layer_types`.
 FULL, LOCAL = KINDS = "full_attention", "sliding_attention"
 
+# The kinds of feed-forwards in `mlp_layer_types`: a dense one, and experts.
+DENSE, SPARSE = FEEDFORWARDS = "dense", "sparse"
+
 
 def check_kinds(name: str, kinds: Sequence[str], known: Sequence[str], count: str, hub: Tree) -> None:
     """Raise `InputError` unless an option lists one of the `known` kinds for each layer.
@@ -31,6 +34,19 @@ def check_kinds(name: str, kinds: Sequence[str], known: Sequence[str], count: st
             raise unknown(name, str(kind), known)
     if len(kinds) != hub[count]:
         raise InputError(f"config.json: {name} has {len(kinds)} layers, and {count} {hub[count]}")
+
+
+def feedforward_kinds(hub: Tree) -> list[str]:
+    """Return the kind of each layer's feed-forward: of their list, or dense ones in the first layers.
+
+    Raises `InputError` for unknown kinds and a wrong number.
+    """
+    kinds = hub["mlp_layer_types"]
+    if kinds is None:
+        first = hub["first_k_dense_replace"]
+        return [DENSE if layer < first else SPARSE for layer in range(hub["num_hidden_layers"])]
+    check_kinds("mlp_layer_types", kinds, FEEDFORWARDS, "num_hidden_layers", hub)
+    return kinds
 
 
 def set_windows(tree: Tree, windows: list[int | None]) -> None:
