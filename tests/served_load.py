@@ -3,7 +3,7 @@
     python tests/served_load.py MODEL --clients 32 --seconds 300
 
 A server of MODEL, a chat model, starts on a free port of 127.0.0.1. One client measures it alone, then all
-clients for the time: the first half without others, the second beside hostile requests, each of which must
+clients for the time: the first half without others, the second with hostile requests, each of which must
 get a status of 4xx in OpenAI's form. Ordinary requests must succeed. The program ends by itself, with status
 1 if something failed, and prints a table.
 """
@@ -271,7 +271,7 @@ def recorded_memory(server: Server, sizes: list[float], every: float) -> Iterato
 
 def measure(server: Server, clients: int, seconds: float) -> dict[str, Any]:
     """Return the figures of a server by name, and its failures."""
-    single, half, beside, sizes = Figures(), Figures(), Figures(), list[float]()
+    single, half, attacked, sizes = Figures(), Figures(), Figures(), list[float]()
     for number in range(len(QUESTIONS)):  # each text, computed alone
         ask(server, number, single)
     single.seconds.clear()
@@ -280,9 +280,9 @@ def measure(server: Server, clients: int, seconds: float) -> dict[str, Any]:
     start = server.memory()
     with recorded_memory(server, sizes, seconds / 100):
         together = run_clients(server, clients, seconds / 2, half)
-        with hostile_clients(server, beside):
-            disturbed = run_clients(server, clients, seconds / 2, beside)
-    failures = [*single.failures, *half.failures, *beside.failures]
+        with hostile_clients(server, attacked):
+            disturbed = run_clients(server, clients, seconds / 2, attacked)
+    failures = [*single.failures, *half.failures, *attacked.failures]
     waited = time.monotonic() + 60
     while server.number("running_texts") or server.number("waiting_texts"):
         if time.monotonic() > waited:
@@ -292,19 +292,19 @@ def measure(server: Server, clients: int, seconds: float) -> dict[str, Any]:
     early, late = max(sizes[20:40], default=start), max(sizes[80:], default=start)
     if late > early * (1 + REACHED):
         failures.append(f"memory grew from {early:.0f} to {late:.0f} MiB")
-    texts = [(kind, text) for each in (half, beside) for kind, some in each.texts.items() for text in some]
+    texts = [(kind, text) for each in (half, attacked) for kind, some in each.texts.items() for text in some]
     return {
         "tokens/s of one client": round(alone, 1),
         f"tokens/s of {clients} clients": round(together, 1),
-        "the same beside hostile requests": round(disturbed, 1),
-        "ordinary requests": half.requests + beside.requests,
+        "the same with hostile requests": round(disturbed, 1),
+        "ordinary requests": half.requests + attacked.requests,
         "texts equal to those computed alone": sum(text == single.texts[kind][0] for kind, text in texts),
         "seconds to the first token, alone": quantiles(single.first),
         "seconds to the first token, together": quantiles(half.first),
-        "the same beside hostile requests ": quantiles(beside.first),
+        "the same with hostile requests ": quantiles(attacked.first),
         "seconds of a request, together": quantiles(half.seconds),
-        "hostile requests, refused with 4xx": beside.refused,
-        "streams that were left": beside.left,
+        "hostile requests, refused with 4xx": attacked.refused,
+        "streams that were left": attacked.left,
         "MiB at the start": round(start),
         "MiB, most in 20 to 40 % of the time": round(early),
         "MiB, most in the last 20 %": round(late),

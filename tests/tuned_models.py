@@ -120,30 +120,20 @@ def run_polyformer(model: str, out: Path, steps: int) -> float:
     data, rows = out.parent / "pairs.jsonl", parts()[0]
     data.write_text("".join(json.dumps({"messages": turns(a, b)}) + "\n" for a, b, _ in rows))
     return command(
-        *(
-            "--data",
-            data,
-            "--pretrained",
-            model,
-            "--tuning",
-            f"lora(rank={RANK})",
-            "--steps",
-            steps,
-            "--out",
-            out,
-        ),
-        *("--optimizer.lr", RATE, "--task.row_length", ROW, "--task.batch_tokens", ROW),
+        *(model, data, out, steps, RATE),
+        *("--task.row_length", ROW, "--task.batch_tokens", ROW),
         *("--data.validation_fraction", 0.02, "--training.reporting.evaluate_every", steps),
-        *("--training.saving.checkpoint_every", steps),
     )
 
 
-def command(*words: object) -> float:
-    """Run `polyformer train` in this process; return its seconds."""
+def command(model: str, data: Path, out: Path, steps: int, rate: float, *words: object) -> float:
+    """Tune by LoRA with `polyformer train` in this process; return its seconds."""
     from polyformer.cli.main import main
 
+    common = ("--data", data, "--pretrained", model, "--tuning", f"lora(rank={RANK})", "--out", out)
+    common = *common, "--steps", steps, "--optimizer.lr", rate, "--training.saving.checkpoint_every", steps
     start = time.monotonic()
-    main(["train", *map(str, words)])
+    main(["train", *map(str, (*common, *words))])
     return time.monotonic() - start
 
 
@@ -216,27 +206,12 @@ def run_dpo(model: str, out: Path, steps: int) -> float:
     data, rows = out.parent / "preferences.jsonl", pairs()
     fields = [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in rows]
     data.write_text("".join(json.dumps(row) + "\n" for row in fields))
+    every = max(1, steps // 4)
     return command(
-        *(
-            "--data",
-            data,
-            "--pretrained",
-            model,
-            "--tuning",
-            f"lora(rank={RANK})",
-            "--steps",
-            steps,
-            "--out",
-            out,
-        ),
-        *("--optimizer.lr", 5e-5, "--task.batch_tokens", 256, "--task.max_length", 128),
+        *(model, data, out, steps, 5e-5),
+        *("--task.batch_tokens", 256, "--task.max_length", 128),
         *("--data.validation_fraction", HELD_OUT / len(rows), "--training.reporting.log_every", 1),
-        *(
-            "--training.reporting.evaluate_every",
-            max(1, steps // 4),
-            "--training.saving.checkpoint_every",
-            steps,
-        ),
+        *("--training.reporting.evaluate_every", every),
     )
 
 

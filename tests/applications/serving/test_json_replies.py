@@ -161,7 +161,7 @@ class Trip(BaseModel):
 
 
 def test_the_client_gets_json_for_its_schema(address: str):
-    """OpenAI's own client, at once: schemas, any object, and texts that are unchanged beside them."""
+    """OpenAI's own client, at once: schemas, any object, and unchanged texts in the same batch."""
     messages = [turn("user", "Anna")]
     create = client_of(address).chat.completions.create
     plain = create(model="tiny", messages=messages, max_tokens=60).choices[0].message.content
@@ -174,11 +174,11 @@ def test_the_client_gets_json_for_its_schema(address: str):
 
     with ThreadPoolExecutor(6) as clients:
         replies = clients.map(ask, range(5))
-        beside = clients.submit(create, model="tiny", messages=messages, max_tokens=60).result()
+        other = clients.submit(create, model="tiny", messages=messages, max_tokens=60).result()
         for choice in replies:
             assert choice.finish_reason == "stop"
             checked(choice.message.content, PERSON)
-    assert beside.choices[0].message.content == plain
+    assert other.choices[0].message.content == plain
     text = (
         create(model="tiny", messages=messages, max_tokens=60, response_format={"type": "text"})
         .choices[0]
