@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from polyformer.core.modules import parameter, submodule
 from polyformer.core.ops.linear import Linear
+from polyformer.core.parts import parameter, submodule
 
 
 class Scaled(nn.Module):

@@ -1,17 +1,7 @@
-"""Modules: their parts as attributes, their evaluation mode, and errors for arguments of a wrong type.
+"""Calls of modules: their evaluation mode, and errors for arguments of a wrong type.
 
-**Parts.** `nn.Module` looks for `self.query` in the class, the instance and three tables in turn, half a
-microsecond each time: in a small model a tenth of a forward pass. A class that names its parts finds them
-faster:
-
-    class Attention(nn.Module):
-        query: Linear = submodule()
-
-They are registered, saved, replaced and removed as always. A value in the instance comes first (None, or the
-weight of a pruned layer), and so does a property of a subclass (a parametrized weight).
-
-**Arguments.** A raw error of a call becomes an `InputError` that names the argument. The types are looked at
-after an error only, so that a call without an error costs nothing more.
+A raw error of a call becomes an `InputError` that names the argument. The types are looked at after an error
+only, so that a call without an error costs nothing more.
 """
 
 import collections.abc
@@ -28,34 +18,6 @@ import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, quote
-
-
-class _Part:
-    """A descriptor without `__set__`, so that `nn.Module` still decides where a value is registered."""
-
-    def __init__(self, table: str) -> None:
-        self.table = table
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
-        if module is None:
-            return self
-        try:
-            return module.__dict__[self.table][self.name]
-        except KeyError:
-            raise AttributeError(self.name) from None
-
-
-def submodule() -> Any:
-    """Return the descriptor of a submodule, for the body of a class."""
-    return _Part("_modules")
-
-
-def parameter() -> Any:
-    """Return the descriptor of a parameter, for the body of a class."""
-    return _Part("_parameters")
 
 
 class Modules(Protocol):

@@ -2,7 +2,7 @@
 
 import contextvars
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from polyformer.core.errors import caution
-from polyformer.core.modules import parameter
 from polyformer.core.ops import product_kernels
 from polyformer.core.ops.autograd import autocast_disabled, without_autocast
 from polyformer.core.ops.layers import ACTIVATIONS
@@ -23,6 +22,7 @@ from polyformer.core.ops.product_kernels import (
     onednn_product,
     onednn_takes,
 )
+from polyformer.core.parts import parameter, unbound
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -82,7 +82,7 @@ def chosen_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     """Return the outputs of several layers for one x; inside `PackedWeights` or in int8 by one product."""
-    first = layers[0]
+    first = unbound(layers[0])
     if type(first) is not Linear:
         together = getattr(first, "together", None)
         joint = None if together is None else together(x, layers)
@@ -92,11 +92,13 @@ def linears(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         return [layer(x) for layer in layers]
     other, kept = active_backend.get(), kept_joints.get()
     if other is not None:
-        return other.linears(x, layers)
+        return other.linears(x, [unbound(layer) for layer in layers])
     joint = None if kept is None else kept.product(x, layers)
     if joint is None:
         return [layer(x) for layer in layers]
-    return joint.split_with_sizes([layer.out_features for layer in layers if is_plain(layer)], -1)
+    return joint.split_with_sizes(
+        [layer.out_features for layer in map(unbound, layers) if is_plain(layer)], -1
+    )
 
 
 def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
@@ -113,7 +115,7 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
         if active_backend.get() is not None:
             return None
     weights, biases = [], []
-    for layer in layers:
+    for layer in map(unbound, layers):
         if not is_plain(layer):
             return None
         weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
@@ -127,12 +129,36 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
     return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
 
 
+def joined(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
+    """Return `joint_linear` as a function of x, for small plain layers; None for other layers.
+
+    Nothing may watch or replace the layers as long as it is used: see `core.parts`.
+    """
+    plain = [layer for layer in layers if is_plain(layer)]
+    if len(plain) < len(layers) or any(layer.weight.numel() > COPIED for layer in plain):
+        return None
+    biases = [layer.bias is not None for layer in plain]
+    if any(biases) and not all(biases):
+        return None
+    tables: list[Any] = [layer._parameters for layer in plain]
+
+    def product(x: Tensor) -> Tensor:
+        kept = None if torch.is_grad_enabled() else kept_joints.get()
+        joint = None if kept is None else kept.joint(plain)
+        if joint is not None:
+            return F.linear(x, *joint)
+        weight = torch.cat([own["weight"] for own in tables])
+        return F.linear(x, weight, torch.cat([own["bias"] for own in tables]) if all(biases) else None)
+
+    return product
+
+
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:
     """Return the activation, given by name, of layer(x); inside `PackedWeights` in one step."""
     other = None if torch.compiler.is_compiling() else active_backend.get()
     if other is None or torch.is_grad_enabled():
         return ACTIVATIONS[activation](layer(x))
-    return other.activated(x, layer, activation)
+    return other.activated(x, unbound(layer), activation)
 
 
 def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
@@ -219,6 +245,20 @@ class Linear(nn.Linear):
         except KeyError:  # pruned or parametrized
             return linear(input, self.weight, self.bias)
 
+    def plain_function(self) -> Callable[[Tensor], Tensor]:
+        """Return `forward` for inputs of few rows, which torch computes."""
+        own: Any = self._parameters
+        if type(self) is not Linear:
+            return self.forward
+
+        def product(x: Tensor) -> Tensor:
+            try:
+                return F.linear(x, own["weight"], own["bias"])
+            except KeyError:  # pruned or parametrized
+                return self.forward(x)
+
+        return product
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "qconfig" and value is None:  # set by torch.ao.quantization on modules that it skips
             caution(
@@ -263,11 +303,15 @@ class JointProducts:
 
     def product(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
         """Return the outputs of the layers side by side; None for layers that are large or not plain."""
-        key = id(layers[0])
-        if key not in self.joints:
-            self.joints[key] = _joint(layers)
-        joint = self.joints[key]
+        joint = self.joint(layers)
         return None if joint is None else chosen_linear(x, *joint)
+
+    def joint(self, layers: Sequence[nn.Module]) -> Joint | None:
+        """Return the joint weight and bias of the layers; None for layers that are large or not plain."""
+        key = id(unbound(layers[0]))
+        if key not in self.joints:
+            self.joints[key] = _joint([unbound(layer) for layer in layers])
+        return self.joints[key]
 
     def __enter__(self) -> None:
         self.token = kept_joints.set(self)

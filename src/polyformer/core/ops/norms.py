@@ -4,14 +4,15 @@
 """
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.modules import parameter
+from polyformer.core.parts import parameter
 from polyformer.core.ranges import PositiveFloat, PositiveShare
 
 
@@ -77,6 +78,20 @@ class LayerNorm(nn.LayerNorm):
         own = weight.dtype if wider else dtype
         weight, bias = (None if x is None else x.float() for x in (weight, bias))
         return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(own)
+
+    def plain_function(self) -> Callable[[Tensor], Tensor]:
+        """Return `forward` of x, shorter for a type that x shares with the weights, and not float16."""
+        if type(self) is not LayerNorm:
+            return self.forward
+        own: Any = self._parameters
+
+        def normed(x: Tensor) -> Tensor:
+            weight = own["weight"]
+            if x.dtype != weight.dtype or x.dtype == torch.float16:
+                return self.forward(x)
+            return torch.layer_norm(x, self.normalized_shape, weight, own["bias"], self.eps)
+
+        return normed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

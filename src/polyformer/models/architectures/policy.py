@@ -172,7 +172,7 @@ class DecoderTrunk(Trunk):
         pos = torch.arange(length, length + new, device=x.device)
         x = self.stack.position.embed(x, pos, 0)
         layers = tuple(LayerState(memory=Hidden(vectors)) for vectors in state.memory.unbind(1))
-        y, after = self.stack(x, pos, context, None, layers)
+        y, after = self.stack.run(x, pos, context, None, layers)
         assert after is not None
         # The last M inputs of each layer, [B, L, M, E].
         memory = torch.stack([layer.memory.vectors for layer in after], 1)

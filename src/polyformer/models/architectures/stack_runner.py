@@ -253,7 +253,7 @@ class StackRunner:
         features = {} if halting is None else {"halting": halting}
         recording = recorded() if options.output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary_losses:
-            hidden, layer_states = stack(x, pos, context, source, layer_states, collect, **features)
+            hidden, layer_states = stack.run(x, pos, context, source, layer_states, collect, **features)
         if attentions and layer_states is not None and stack.memory is None:
             attentions = all_columns(attentions, layer_states, tokens.seen, source is not None)
         last_layer = None

@@ -174,7 +174,7 @@ class TrajectoryTransformer(PretrainedMixin):
         x = self.dropout(self.decoder.position.embed(x, pos, 0))
         collect: list[Tensor] | None = [] if output_hidden_states else None
         with recorded() if output_attentions else contextlib.nullcontext([]) as records:
-            hidden, _ = self.decoder(x, pos, context, collect=collect)
+            hidden, _ = self.decoder.run(x, pos, context, collect=collect)
         # [B, 3 T, E] to three times [B, T, E], of returns, states and actions.
         _, state, action = hidden.view(rows, steps, 3, -1).unbind(2)
         predicted = self.head.action(state)
@@ -236,7 +236,7 @@ class TrajectoryTransformer(PretrainedMixin):
         where = Context(x.shape[1], length, causal=True)
         pos = timesteps.new_zeros(x.shape[1])
         x = self.dropout(self.decoder.position.embed(x, pos, 0))
-        hidden, after = self.decoder(x, pos, where, states=layers)
+        hidden, after = self.decoder.run(x, pos, where, states=layers)
         return self.head.action(hidden[:, -1]), TrajectoryState(after, length, self.decoder.owner)
 
     def _check(self, timesteps: Tensor, least: int = 0, **values: Tensor) -> None:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.errors import InputError
-from polyformer.core.modules import names_wrong_types, submodule
+from polyformer.core.modules import names_wrong_types
 from polyformer.core.ops.int8 import Int8Embedding, Int8Weight
 from polyformer.core.ops.layers import sum_auxiliary_losses
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import arguments
 from polyformer.models.architectures.arguments import (

@@ -287,7 +287,7 @@ class VisionTransformer(PretrainedMixin):
         collect: list[Tensor] | None = [] if output_hidden_states else None
         recording = recorded() if output_attentions else contextlib.nullcontext([])
         with recording as attentions, collect_auxiliary_losses() as auxiliary:
-            hidden, _ = self.encoder(x, pos, context, collect=collect)
+            hidden, _ = self.encoder.run(x, pos, context, collect=collect)
         read = self._read_by_head(hidden, image)
         loss, predictions = self.head(HeadInput(read, None, hidden.new_empty(0, 0)), labels)
         losses = None

@@ -28,6 +28,7 @@ from polyformer.core.files import read_tensors, write_tensors
 from polyformer.core.ops.int8 import Int8Embedding, Int8Linear, Int8Weight
 from polyformer.core.ops.linear import Linear, WideLinear
 from polyformer.core.ops.quantized import QuantizedLinear, QuantizedWeight, weight_of
+from polyformer.core.parts import forget_bound_parts
 from polyformer.models.architectures.int4 import Int4Linear
 from polyformer.models.config import ModelConfig
 from polyformer.nn.heads.adaptive import AdaptiveSoftmax
@@ -89,6 +90,7 @@ def computes_bfloat16() -> bool:
 
 def quantize_weights(model: nn.Module, weights: str) -> None:
     """Replace a model's weights by quantized weights; its parameters are then no longer trained."""
+    forget_bound_parts(model)
     new: dict[int, QuantizedWeight] = {}  # a shared layer stays shared
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

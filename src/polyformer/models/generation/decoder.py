@@ -180,12 +180,18 @@ class Decoder:
             by_default = captures_by_default(model, device, max_new_tokens)
         self.compiled = CompiledSteps(model, by_default) if compile or by_default else None
         self.packed: PackedWeights | JointProducts | None = None  # chosen by the rows of the first step
+        self.bound: Stack | None = None  # the decoder, whose parts are bound from the first step on
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Provide the context of all passes: it records the mixture's input, and keeps the graph."""
-        with contextlib.nullcontext() if self.last is None else self.last:
-            yield
+        try:
+            with contextlib.nullcontext() if self.last is None else self.last:
+                yield
+        finally:
+            if self.bound is not None:
+                self.bound.bindings.end()
+                self.bound = None
         if self.compiled is not None:
             self.compiled.close()
 
@@ -253,6 +259,7 @@ class Decoder:
             neighbours, retrieval_state = self.retrieval.read(tokens, state.retrieval, last)
         if self.packed is None:
             self.packed = self.packing(tokens.numel())
+            self._bind(tokens.numel())
         with self.packed:
             step = None
             if self.compiled is not None:
@@ -269,6 +276,15 @@ class Decoder:
                 self.hidden, after = self.model.following(tokens, state.model, **copied)
                 logits = self._finished(self.model.predictions(self.hidden[:, -last:]), last)
         return logits, DecodingState(after, state.names, state.numbers, retrieval_state)
+
+    def _bind(self, rows: int) -> None:
+        """Bind the parts of the decoder for all steps with this number of rows; a graph has none."""
+        stack = self.model.decoder
+        assert stack is not None
+        assert self.packed is not None
+        if self.compiled is None:
+            with self.packed:
+                self.bound = stack if stack.bind(rows) else None
 
     def _reserve(self, length: int) -> int:
         """Return the number of slots to reserve for `length` tokens and the new tokens."""

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from polyformer.core.config import Config
-from polyformer.core.modules import submodule
 from polyformer.core.ops.layers import Dropout
 from polyformer.core.ops.norms import NormConfig, normalize
+from polyformer.core.parts import submodule
 from polyformer.core.ranges import PositiveFloat
 
 SubLayer = Callable[[Tensor], Tensor]

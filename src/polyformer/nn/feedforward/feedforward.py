@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from polyformer.core.config import Config
 from polyformer.core.errors import InputError, quote
-from polyformer.core.modules import submodule
 from polyformer.core.ops.layers import ActivationName, Dropout, activation, depthwise_convolution
 from polyformer.core.ops.linear import Linear, WideLinear, activated
+from polyformer.core.parts import submodule
 from polyformer.core.ranges import FiniteFloat, PositiveFloat, PositiveInt, Probability
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State

@@ -5,11 +5,12 @@ A stack has `FeatureLayer` instead of `Layer` if its configuration has any of th
 
 import dataclasses
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from polyformer.core.parts import own_attributes, unbound
 from polyformer.nn.depth import Active
 from polyformer.nn.stack.config import AttentionConfig, StackConfig
 from polyformer.nn.stack.feature_attention import FeatureAttention
@@ -147,6 +148,8 @@ def detached(module: M) -> M:
     """Return the module with weights that get no gradient; memory and hooks of submodules are shared."""
     weights = {name: None if x is None else x.detach() for name, x in module._parameters.items()}
     parts = {name: None if part is None else detached(part) for name, part in module._modules.items()}
-    twin = type(module).__new__(type(module))
-    object.__setattr__(twin, "__dict__", {**module.__dict__, "_parameters": weights, "_modules": parts})
+    kind: Any = type(unbound(module))
+    twin = kind.__new__(kind)
+    own = own_attributes(module)
+    object.__setattr__(twin, "__dict__", {**own, "_parameters": weights, "_modules": parts})
     return twin

@@ -41,7 +41,9 @@ def build_stack(config: StackConfig, hidden_size: int, max_positions: int, *part
     """
     kind = FeatureStack if config.has_features else Stack
     kind = HyperStack if config.block.stream_copies else kind
-    return kind(config, hidden_size, max_positions, *parts, **more)
+    stack = kind(config, hidden_size, max_positions, *parts, **more)
+    stack.bindings.prepare(stack)
+    return stack
 
 
 class FeatureStack(Stack):

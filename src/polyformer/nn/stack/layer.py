@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from polyformer.attention.positions import Position
-from polyformer.core.modules import submodule
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.state import State, StateOfStates
 from polyformer.nn.block import Block, SubLayer

@@ -11,6 +11,7 @@ global tokens and what else some models add to attention is in `FeatureAttention
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,8 @@ from polyformer.attention.functional.request import score_scale
 from polyformer.attention.mechanisms import Mechanism, MechanismConfig, SoftmaxConfig
 from polyformer.attention.positions import BoundPosition, Position, Site
 from polyformer.core.errors import InputError
-from polyformer.core.modules import submodule
-from polyformer.core.ops.linear import Linear, joint_linear, linears
+from polyformer.core.ops.linear import Linear, joined, joint_linear, linears
+from polyformer.core.parts import submodule
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Reach
 from polyformer.core.state import State
@@ -220,6 +221,18 @@ class MultiHeadAttention(nn.Module):
             )
         size = self.head_size
         return split_heads(q, size), split_heads(k, size), split_heads(v, self.value_size)
+
+    def bound_parts(self) -> dict[str, Any]:
+        """Return the projection of small layers while they are bound: a single product."""
+        for name in ("_projected", "_add_projections"):
+            if getattr(type(self), name) is not getattr(MultiHeadAttention, name):
+                return {}
+        key = self.key
+        joint = joined([self.query, key, self.value]) if self.has_equal_heads and key is not None else None
+        return {} if joint is None else {"_projected": partial(self._split, joint)}
+
+    def _split(self, joint: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, ...]:
+        return split_projections(joint(x), 3, self.head_size)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Return the queries [B, H, T, D] of x [B, T, E]."""

@@ -1,6 +1,7 @@
 """A stack of layers: an encoder, a decoder with a causal context, or a decoder with cross-attention."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from polyformer.attention.patterns.between_sequences import is_between_sequences
 from polyformer.attention.patterns.global_tokens import reads_marks
 from polyformer.attention.positions import Position, Shape
 from polyformer.core.errors import InputError
-from polyformer.core.modules import submodule
+from polyformer.core.ops.linear import SMALL, active_backend
 from polyformer.core.ops.norms import normalize
+from polyformer.core.parts import Bindings, bindings_of, is_inspected, submodule
 from polyformer.core.sequence.context import Context, Image
 from polyformer.core.sequence.tokens import Reach, Tokens
 from polyformer.nn.block import ReversibleConfig
@@ -42,6 +44,8 @@ class Stack(nn.Module):
     layers: nn.ModuleList = submodule()
     final_norm: nn.Module = submodule()
 
+    recompute = False
+
     def __init__(
         self,
         config: StackConfig,
@@ -53,7 +57,6 @@ class Stack(nn.Module):
     ):
         super().__init__()
         self._check(config)
-        self.recompute = False
         self.reversible = config.block.reversible
         self.value_residual = config.attention.value_residual
         self.join = config.block.join if isinstance(config.block, ReversibleConfig) else "mean"
@@ -155,6 +158,30 @@ class Stack(nn.Module):
         if collect is not None:
             collect.append(x)
         return x, tuple(new_states) if states else None
+
+    def run(self, x: Tensor, *arguments: Any, **features: Any) -> Any:
+        """Return `forward` of the arguments, with bound parts if nothing watches them (`core.parts`)."""
+        if is_inspected() or not self.bind(x.shape[0] * x.shape[1]):
+            return self(x, *arguments, **features)
+        try:
+            return self(x, *arguments, **features)
+        finally:
+            self.bindings.end()
+
+    @functools.cached_property
+    def largest_weight(self) -> int:
+        """The number of elements of the largest weight, as the stack was built."""
+        return max((weight.numel() for weight in self.parameters()), default=0)
+
+    @property
+    def bindings(self) -> Bindings:
+        """The bindings of the parts, see `core.parts`."""
+        return bindings_of(self)
+
+    def bind(self, rows: int) -> bool:
+        """Bind the parts for calls of `rows` tokens until `bindings.end()`; return whether they are bound."""
+        few_rows = rows * self.largest_weight <= SMALL and active_backend.get() is None
+        return self.bindings.begin(self, few_rows)
 
     @property
     def checkpoints(self) -> bool:
