@@ -183,6 +183,17 @@ def test_a_dotted_path_is_set_in_one_place():
     assert changed.override("inner.shape.radius", 2).inner.shape == Circle(radius=2.0)
 
 
+def test_a_dotted_path_makes_an_optional_part():
+    changed = Outer().override("other.size", 9)
+    assert changed.other == Inner(size=9)
+    assert changed.inner == Inner()
+    assert changed.override("other.shape", {"kind": "square", "side": 3}).other == Inner(
+        size=9, shape=Square(side=3)
+    )
+    with pytest.raises(InputError, match="unknown option of other 'sizes': did you mean 'size'"):
+        Outer().override("other.sizes", 9)
+
+
 def test_overrides_are_decoded_and_checked():
     assert Outer().override("shape", {"kind": "square", "side": 3}).inner.shape == Square(side=3)
     assert Outer().override("shape", Square(side=3)).inner.shape == Square(side=3)
@@ -199,7 +210,6 @@ def test_overrides_are_decoded_and_checked():
         ("siz", "unknown option of Outer 'siz': did you mean 'size'"),
         ("inner.siz", "unknown option of Outer 'inner.siz'"),
         ("iner.size", "unknown option of Outer 'iner.size'"),
-        ("other.size", "unknown option of Outer 'other.size'"),
         ("side", "unknown option of Outer 'side'"),
     ],
 )

@@ -324,6 +324,8 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
             replaced = part.with_value(value, field.name) if isinstance(part, Config) else None
             changed = decode(hints[field.name], value, field.name) if replaced is None else replaced
             inside = 1
+        elif field.name == path[0] and part is None and _has_part(hints[field.name]):
+            changed, inside = decode(hints[field.name], _nested(path[1:], value), field.name), 1
         elif field.name == path[0]:
             changed, inside = _inside(part, path[1:], value, deep=False)
         elif deep:
@@ -334,6 +336,13 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
             changes[field.name] = changed
             count += inside
     return (dataclasses.replace(config, **changes) if changes else config), count
+
+
+def _nested(path: list[str], value: object) -> object:
+    """Return {a: {b: value}} for the path a.b: an optional part that a configuration does not have yet."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
 
 
 def _inside(part: Any, path: list[str], value: object, deep: bool) -> tuple[Any, int]:
