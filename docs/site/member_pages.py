@@ -37,6 +37,7 @@ TITLES = {
     "Block": "Blocks",
     "Norm": "Norms",
     "Head": "Heads",
+    "Drafting": "Drafts by the model itself",
     "Task": "Tasks",
     "Optimizer": "Optimizers",
     "Schedule": "Schedules",

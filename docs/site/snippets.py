@@ -11,6 +11,7 @@ from polyformer.core.config import Config
 AXES = {
     "Block": ("decoder-small", "block"),
     "Depth": ("decoder-small", "depth"),
+    "Drafting": ("decoder-small", "drafting"),
     "FeedForward": ("decoder-small", "feedforward"),
     "Memory": ("decoder-small", "memory"),
     "Norm": ("decoder-small", "norm"),
@@ -35,6 +36,7 @@ SETTINGS = {"Task": "--task.kind", "Optimizer": "--optimizer.kind", "Schedule": 
 
 CALLS = {
     CACHE: "out = model.eval().generate(ids, cache={})",
+    "Drafting": 'out = model.eval().generate(ids, draft="self")',
     "Head": "hidden = model(ids).last_hidden_state  # model(ids).logits is the output of the head",
     "Memory": "out = model(ids, state=model.new_state())  # the next segment: model(more, state=out.state)",
 }

@@ -19,7 +19,7 @@ LANES = {
     "Memory": ("Memory", "Trunk"),
     "Depth": ("Depth", "ExitRule"),
     "Layers": ("FeedForward", "Block", "Norm"),
-    "Heads and tasks": ("Head", "Task"),
+    "Heads and tasks": ("Head", "Drafting", "Task"),
     "Training": ("Optimizer", "Schedule"),
 }
 """The rows of the map from top to bottom, with their axes. Other axes are in the last row."""

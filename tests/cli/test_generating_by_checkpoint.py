@@ -108,6 +108,31 @@ def test_a_draft_writes_the_same_and_says_what_came_of_it(
     assert "have different vocabularies" in capsys.readouterr().err
 
 
+def test_a_model_is_trained_to_draft_and_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The second run adds heads to the trained model, whose weights and text stay as they are."""
+    data, first, second = tmp_path / "text.txt", tmp_path / "first", tmp_path / "second"
+    data.write_text("one two three four five six seven eight nine ten. " * 60)
+    train = ["train", "--data", str(data), "--task.kind", "lm", "--task.row_length", "32", "--steps", "3"]
+    train += ["--tokenizer.vocab_size", "270", "--device", "cpu"]
+    assert (
+        main([*train, "--model", "decoder-tiny", "--model.drafting", "multi_token", "--out", str(first)]) == 0
+    )
+    heads = ["--pretrained", str(first), "--model.drafting", "medusa(alone=true)", "--out", str(second)]
+    assert main([*train, *heads]) == 0
+    before, after = (polyformer.from_pretrained(run) for run in (first, second))
+    for name, tensor in after.state_dict().items():
+        assert name.startswith("drafting.") or torch.equal(before.state_dict()[name], tensor), name
+    assert after.get_parameter("drafting.residual").any(), "trained"
+    texts = set()
+    for run, flags in ((first, []), (first, ["--draft", "self"]), (second, ["--draft", "self"])):
+        capsys.readouterr()
+        assert main(["generate", str(run), "--prompt", "one two", "--max-new-tokens", "16", *flags]) == 0
+        out, err = capsys.readouterr()
+        texts.add(out)
+        assert bool(re.search(r"draft: \d+ of \d+ proposed tokens accepted", err)) == bool(flags)
+    assert len(texts) == 1
+
+
 def test_generate_without_settings_or_prompt(tmp_path: Path, output: Callable[..., str]):
     folder = checkpoints.save(
         tmp_path, "gpt2", checkpoints.byte_files(tmp_path, "gpt2"), max_position_embeddings=100

@@ -103,6 +103,11 @@ FEATURES: dict[str, tuple[str, Callable[[], Callable[[], object]]]] = {
         "nn/stack/adaptive_embedding.py",
         lambda: read(embedding={"adaptive": {"cutoffs": (10,)}}),
     ),
+    "parts that draft": ("nn/heads/drafting.py", lambda: trained(drafting="medusa")),
+    "drafts by the model itself": (
+        "models/generation/self_drafts.py",
+        lambda: lambda: model("decoder-tiny", drafting="multi_token").eval().generate(IDS, draft="self"),
+    ),
     "experts": ("nn/feedforward/experts.py", lambda: trained(feedforward="experts")),
     "padding": ("models/architectures/unpadding.py", lambda: read(PADDED)),
     "terms by distance": ("attention/functional/relative.py", lambda: trained(position="alibi")),

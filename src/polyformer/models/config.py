@@ -11,6 +11,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ranges import PositiveInt, UnitFloat, check_sizes
 from polyformer.models.plugins import ConfigWithImports
 from polyformer.nn.heads import HeadConfig, HeadShape, LanguageModelConfig
+from polyformer.nn.heads.drafting import DraftingConfig, DraftingShape
 from polyformer.nn.memory import NoMemoryConfig
 from polyformer.nn.stack import AttentionConfig, EmbeddingConfig, StackConfig
 
@@ -55,6 +56,9 @@ class ModelConfig(ConfigWithImports):
     special: SpecialTokens = SpecialTokens()
     initializer_range: UnitFloat | None = None
     weights: Literal["int8", "int4", "stored"] | None = None
+    drafting: DraftingConfig | None = (
+        None  # parts that predict further tokens, for drafts by the model itself
+    )
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,10 @@ class ModelConfig(ConfigWithImports):
             self._check_encoder(self.encoder)
         if self.decoder is not None:
             self._check_decoder(self.decoder)
+        elif self.drafting is not None:
+            raise InputError(
+                f"drafting: an encoder generates no text, expected null, got {quote(self.drafting.kind)}"
+            )
 
     def _check_cross_attention(self) -> None:
         """Raise `InputError` for a pattern without a source, and for an encoder that no decoder reads."""
@@ -142,6 +150,19 @@ class ModelConfig(ConfigWithImports):
             tied=self.embedding.tied,
             table_size=width if wide else size,
             adaptive=self.embedding.adaptive,
+        )
+
+    def drafting_shape(self) -> DraftingShape:
+        """Return the sizes with which the parts that predict further tokens are built."""
+        assert self.decoder is not None
+        head = self.head_shape()
+        return DraftingShape(
+            hidden_size=head.hidden_size,
+            vocab_size=self.vocab_size,
+            table_size=self.embedding.width(self.hidden_size),
+            max_positions=self.max_position_embeddings,
+            decoder=self.decoder,
+            reads_source=self.encoder is not None,
         )
 
     @classmethod

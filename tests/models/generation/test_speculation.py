@@ -199,7 +199,7 @@ def test_a_lookup_goes_on_as_the_text_did_before():
     ("settings", "message"),
     [
         ({"draft": "lookup", "num_beams": 2}, "draft: speculative decoding does not support beam search"),
-        ({"draft": "look-up"}, "draft: expected a model, 'lookup' or a Drafter, got 'look-up'"),
+        ({"draft": "look-up"}, "draft: expected a model, 'lookup', 'self' or a Drafter, got 'look-up'"),
         ({"draft_tokens": 3}, "draft_tokens and lookup_ngram: only a draft uses them"),
         ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens: expected 1 or more, got 0"),
         ({"draft": "lookup", "lookup_ngram": 1}, "lookup_ngram: expected 2 or more, got 1"),

@@ -41,6 +41,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --penalty-alpha 0.6 --top-k 4
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
+  polyformer generate runs/medusa --prompt "def " --draft self
   polyformer generate smollm2.gguf --chat "What is the capital of France?"
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
   polyformer generate model.gguf --file book.txt --cache "snapkv(budget=1024)"
@@ -120,11 +121,12 @@ class GenerateOptions:
     )
     draft: str | None = option(
         "speculative decoding with proposals of a smaller model with the same tokenizer (a run or a "
-        "checkpoint), or 'lookup' for repetitions of the preceding text (default: none)",
-        metavar="RUN|lookup",
+        "checkpoint), of the model itself ('self', if it was trained with drafting), or 'lookup' for "
+        "repetitions of the preceding text (default: none)",
+        metavar="RUN|self|lookup",
     )
     draft_tokens: int | None = option(
-        "with --draft: maximum number of tokens to propose (default: 5, lookup: 10)"
+        "with --draft: maximum number of tokens to propose (default: 5, lookup: 10, self: all)"
     )
     lookup_ngram: int | None = option(
         "with --draft lookup: largest n-gram to find in the preceding text (default: 3)"
@@ -320,6 +322,8 @@ def draft_of(options: GenerateOptions, task: Any) -> "Draft":
     assert options.draft is not None
     if options.draft == "lookup":
         return "lookup"
+    if options.draft == "self":
+        return "self"
     other, model = writer(options.draft, LanguageModelling, options.device)
     if other.tokenizer.backend.get_vocab() != task.tokenizer.backend.get_vocab():
         raise InputError(

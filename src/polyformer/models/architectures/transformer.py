@@ -1,16 +1,19 @@
-"""The model of tokens: a token table, an encoder or a decoder or both, and a head."""
+"""The model of tokens: a token table, an encoder or a decoder or both, and a head.
+
+`Transformer(config)` is a `DraftingTransformer` if the configuration has parts that draft.
+"""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from polyformer.core.errors import InputError
+from polyformer.core.errors import InputError, quote
 from polyformer.core.modules import names_wrong_types
 from polyformer.core.ops.int8 import Int8Embedding, Int8Weight
-from polyformer.core.ops.layers import sum_auxiliary_losses
+from polyformer.core.ops.layers import collect_auxiliary_losses, sum_auxiliary_losses
 from polyformer.core.parts import submodule
 from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
 from polyformer.models.architectures import arguments
@@ -35,6 +38,7 @@ from polyformer.models.initialization import initialize
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.cache import CachePolicy
 from polyformer.nn.heads import Head, HeadInput
+from polyformer.nn.heads.drafting import Drafting, DraftingInput
 from polyformer.nn.stack import AdaptiveEmbedding, Embedding, Stack, build_stack, with_policy
 
 # The modules that map token ids to vectors.
@@ -54,6 +58,12 @@ class Transformer(PretrainedMixin):
     decoder_embedding: Embedding | None = submodule()
     tokens: Table = submodule()
     head: Head = submodule()
+
+    def __new__(cls, config: ModelConfig | None = None) -> Self:
+        """Return an empty model of the class for `config`; a copy or a pickle is made without one."""
+        drafts = cls is Transformer and config is not None and config.drafting is not None
+        kind: type[Any] = DraftingTransformer if drafts else cls
+        return super().__new__(kind)
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -370,3 +380,65 @@ class Transformer(PretrainedMixin):
             losses=losses,
             slots=output.slots,
         )
+
+
+class DraftingTransformer(Transformer):
+    """A decoder with parts that predict further tokens, which training and `generate(draft="self")` use."""
+
+    drafting: Drafting = submodule()
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        assert config.drafting is not None
+        if not self.head.predicts_next:
+            raise InputError(
+                f"drafting: it drafts what the head verifies, and {quote(config.head.kind)} predicts no next "
+                "token; use the head 'language_model', or leave drafting out"
+            )
+        self.drafting = config.drafting.build(config.drafting_shape())
+        initialize(self.drafting, config.initializer_range)
+        if config.weights is not None:
+            quantize_weights(self.drafting, config.weights)
+        if config.drafting.alone:
+            self.requires_grad_(False)
+            self.drafting.requires_grad_()
+
+    def start_drafting(self) -> None:
+        """Set the new parts of a trained model as they begin; see `Drafting.start_from`."""
+        weight = getattr(self.head, "weight", None)
+        weight = self._output_weight() if weight is None else weight
+        if isinstance(weight, Tensor) and weight.shape[1] == self.config.drafting_shape().hidden_size:
+            self.drafting.start_from(weight)
+
+    def _finish(
+        self,
+        output: StackOutput,
+        labels: Labels,
+        options: OutputOptions,
+        ids: Tensor | None,
+        state: ModelState | None = None,
+        encoded: StackOutput | None = None,
+    ) -> ModelOutput:
+        """Return the same, in training with the loss of the further tokens in the loss."""
+        result = super()._finish(output, labels, options, ids, state, encoded)
+        if result.loss is None or result.losses is None or labels.labels is None or not self.training:
+            return result
+        if output.shard is not None or output.tokens.seen > output.hidden.shape[1]:
+            raise InputError(
+                "drafting: its loss is of whole texts, read in one call of one process; leave the state out "
+                "and parallel.context at 1"
+            )
+        valid, table = output.tokens.new_valid(output.hidden.shape[1]), self._output_weight()
+
+        def loss(hidden: Tensor, labels: Tensor) -> Tensor:
+            term, _ = self.head(HeadInput(hidden, valid, table), labels)
+            assert term is not None
+            return term
+
+        call = DraftingInput(output.hidden, output.tokens, ids, self._output_table(), loss)
+        with collect_auxiliary_losses() as terms:
+            total = self.drafting.loss(call, labels.labels)
+        losses = {**result.losses, "drafting": total.detach()}
+        for term in sum_auxiliary_losses(terms).values():
+            total = total + term
+        return dataclasses.replace(result, loss=result.loss + total, losses=losses)

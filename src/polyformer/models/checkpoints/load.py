@@ -24,6 +24,7 @@ from polyformer.core.paths import checked_path, refuse_links
 from polyformer.models.architectures import Transformer, decode_config, load_pretrained
 from polyformer.models.architectures.model_types import IDENTIFYING_OPTIONS
 from polyformer.models.architectures.pretrained import CONFIG, read_generation, read_labels
+from polyformer.models.architectures.transformer import DraftingTransformer
 from polyformer.models.architectures.weights import (
     STORED,
     WEIGHTS,
@@ -307,6 +308,9 @@ def start_from(source: str | Path, model: Transformer) -> Report:
         old, matched = _load_public(folder, saved, head, None, False, stored)
         new, left = matched.newly_initialized, matched.left
     report = keep_scores(old, model, transfer(old, model, new))
+    drafts = any(name.startswith("drafting.") for name in report.newly_initialized)
+    if drafts and isinstance(model, DraftingTransformer):
+        model.start_drafting()
     report = dataclasses.replace(report, left=tuple(sorted({*report.left, *left})))
     reads_tokens = isinstance(model.config, ModelConfig)
     if reads_tokens and not any(name.startswith("tokens.") for name in report.copied):

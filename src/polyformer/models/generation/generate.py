@@ -31,6 +31,7 @@ from polyformer.models.generation.results import (
     without_padding,
 )
 from polyformer.models.generation.search import SearchSettings, contrastive_search, sampler, search
+from polyformer.models.generation.self_drafts import SelfSpeculator, self_drafter
 from polyformer.models.generation.speculation import Draft, Speculator, check_draft, make_drafter
 
 # Optional inputs per token of a prompt or source.
@@ -66,8 +67,8 @@ def generate(
         streamer: receives the tokens [N] of every step as they are generated; see `TextStreamer`.
         decode: token ids to text, as in a tokenizer; needed for `config.stop`.
         generator: for sampling, instead of a `seed`; by default torch's.
-        draft: proposes `draft_tokens` tokens per pass, for speed (`models.generation.speculation`): a smaller
-            model with the same vocabulary; "lookup", for repetitive texts; or a `Drafter`.
+        draft: proposes `draft_tokens` tokens per pass, for speed (`generation.speculation`): a smaller model
+            with its vocabulary, "lookup" in repetitive texts, "self" with `drafting`, or a `Drafter`.
         mixture: a distribution that replaces the model's (`applications.retrieval.Mixture`).
         retrieval: the neighbours that the head 'semiparametric' reads (`applications.retrieval.Retrieval`).
         compile: run steps as a graph (`compiled_step`), by default on CUDA; a CPU compiles for 10 seconds.
@@ -125,8 +126,14 @@ def _search(
     choose = sampler(generator) if config.method == "sample" else blockwise_argmax
     if draft is None:
         return search(decoder, decoder.start(*reads), rules, choose, count), None
-    proposing = make_drafter(draft, decoder.model, decoder.max_new_tokens, rules.processors, choose, config)
-    speculator = Speculator(decoder, proposing, config.speculation.most(draft == "lookup"), choose, generator)
+    speculator: Speculator
+    if draft == "self":
+        most = config.speculation.draft_tokens or decoder.model.drafting.count
+        speculator = SelfSpeculator(decoder, self_drafter(decoder), most, choose, generator)
+    else:
+        processors, most = rules.processors, config.speculation.most(draft == "lookup")
+        proposing = make_drafter(draft, decoder.model, decoder.max_new_tokens, processors, choose, config)
+        speculator = Speculator(decoder, proposing, most, choose, generator)
     result = search(speculator, speculator.start(*reads), rules, speculator.choose, count)
     return result, speculator.drafted
 

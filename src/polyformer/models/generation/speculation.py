@@ -1,6 +1,7 @@
 """Speculative decoding: tokens are proposed cheaply, and the model reads several of them in one pass.
 
-A drafter is a look-up in the text, or a small model; the argument `draft` of `generate` selects it.
+A drafter is a look-up in the text, a small model, or parts of the model itself (`self_drafts.py`); the
+argument `draft` of `generate` selects it.
 
     greedy       a draft is accepted if it is the token that the model would generate
     sampling     a draft drawn from q is accepted with probability min(1, p / q); the first rejected draft is
@@ -309,7 +310,7 @@ def accept_or_resample(p: Tensor, drafts: Tensor, q: Tensor, generator: torch.Ge
     return torch.where(stays, index, torch.multinomial(rest, 1, generator=generator)).squeeze(1)
 
 
-Draft: TypeAlias = GenerativeModel | Drafter | Literal["lookup"]
+Draft: TypeAlias = GenerativeModel | Drafter | Literal["lookup", "self"]
 
 
 def make_drafter(
@@ -366,14 +367,24 @@ def check_draft(
             "would change the text; leave one of them out, or use 'snapkv'"
         )
     _check_memory(model, input_ids.shape[1] + max_new_tokens)
-    if isinstance(draft, nn.Module):
-        _check_model(draft, model)
-        try:
-            check_inputs(cast(GenerativeModel, draft), input_ids, attention_mask, first, max_new_tokens)
-        except InputError as error:
-            raise InputError(f"draft: of the draft model, {error}") from error
-    elif draft != "lookup" and not hasattr(draft, "propose"):
-        raise InputError(f"draft: expected a model, 'lookup' or a Drafter, got {quote(draft)}")
+    if not isinstance(draft, nn.Module):
+        return _check_kind(draft, model)
+    _check_model(draft, model)
+    try:
+        check_inputs(cast(GenerativeModel, draft), input_ids, attention_mask, first, max_new_tokens)
+    except InputError as error:
+        raise InputError(f"draft: of the draft model, {error}") from error
+
+
+def _check_kind(draft: object, model: GenerativeModel) -> None:
+    """Raise `InputError` for a draft that is no model, no name and no `Drafter`."""
+    if draft == "self" and getattr(model, "drafting", None) is None:
+        raise InputError(
+            "draft: 'self' needs parts that predict further tokens, and this model has none; train it with "
+            "drafting='medusa' or 'multi_token', or use draft='lookup'"
+        )
+    if draft not in ("lookup", "self") and not hasattr(draft, "propose"):
+        raise InputError(f"draft: expected a model, 'lookup', 'self' or a Drafter, got {quote(draft)}")
 
 
 def _check_memory(model: GenerativeModel, tokens: int) -> None:

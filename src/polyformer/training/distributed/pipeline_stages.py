@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.layers import AuxiliaryLosses, sum_auxiliary_losses
 from polyformer.core.sequence.tokens import NO_TOKENS, ModelInputs
-from polyformer.models.architectures import Transformer
 from polyformer.models.architectures.arguments import NO_EXTRA_OUTPUTS, DecoderInputs
+from polyformer.models.architectures.transformer import DraftingTransformer, Transformer
 from polyformer.models.outputs import ModelOutput, ModelState
 from polyformer.nn.feedforward.experts import Experts
 from polyformer.nn.stack import Stack
@@ -71,6 +71,8 @@ def check_pipelined(model: nn.Module) -> Transformer:
     """Return `model` if a pipeline can run it; otherwise raise `InputError` with the reason."""
     if not isinstance(model, Transformer):
         raise InputError(f"pipeline: it runs models of tokens, got {type(model).__name__}; set it to 1")
+    if isinstance(model, DraftingTransformer):
+        raise InputError("pipeline: the parts that draft need all layers in one process; set it to 1")
     for name, stack in stacks(model).items():
         config = getattr(model.config, name)
         reasons = {

@@ -48,7 +48,7 @@ from polyformer.core.errors import InputError, quote
 from polyformer.core.ops.cross_entropy import linear_cross_entropy
 from polyformer.core.ops.int8 import Int8Weight, as_matrix
 from polyformer.core.ops.linear import Linear, linear
-from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.transformer import DraftingTransformer, Transformer
 from polyformer.nn.feedforward.experts import Experts
 from polyformer.nn.feedforward.feedforward import Chunked, Dense, Gated
 from polyformer.nn.heads.vocabulary import VocabularyHead, VocabularyOutput
@@ -235,6 +235,8 @@ def check_tensor_parallel(model: nn.Module, count: int) -> dict[str, Stack]:
     sides = local_stacks(model)
     if not sides:
         raise InputError("tensor: this model has no stack of layers to divide; use shard")
+    if isinstance(model, DraftingTransformer):
+        raise InputError("tensor: parts that draft are not divided; leave tensor at 1, and use shard")
     for name, stack in sides.items():
         _check(name, stack, count)
     return sides
