@@ -21,9 +21,14 @@ from torch import Tensor
 from polyformer.attention.functional.attend import attend_call
 from polyformer.attention.functional.backends.definition import DensePairs
 from polyformer.attention.functional.isolation import guarded
-from polyformer.attention.functional.parts import RotatedPart, attend_parts, attend_with_sink
+from polyformer.attention.functional.parts import (
+    RotatedPart,
+    attend_parts,
+    attend_parts_with_lse,
+    attend_with_sink,
+)
 from polyformer.attention.functional.request import Call, prepare
-from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import Heads, Mechanism, MechanismConfig, PositionTerms
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.patterns.score_steps import chain_score_mods
 from polyformer.core.config import Config
@@ -75,20 +80,32 @@ class CachedAttention(Mechanism):
             mod = chain_score_mods(mods) if mods else None
             call = Call(q, k, v, pattern, mask_mod, None, mod, None, context, scale, dropout, backend)
             return attend_call(call)
-        parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
-        of_position = None if position is None else position.score_mod(q, k, context)
-        options: dict[str, Any] = {
-            "mask_mod": mask_mod,
-            "score_mod": chain_score_mods((of_position, *mods)),
-            "relative": None if position is None else position.relative(q, k, context),
-            "context": context,
-            "scale": scale,
-            "dropout": dropout,
-            "backend": backend,
-        }
+        parts, options = self._parts(q, k, context, position, mods)
+        options |= {"mask_mod": mask_mod, "scale": scale}
         if sink is None:
             return attend_parts(parts, v, pattern, **options)
         return attend_with_sink(parts, v, pattern, sink, **options)
+
+    def attend_with_lse(
+        self, heads: Heads, context: Context, position: PositionTerms, pattern: Pattern | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return `attend`, and the log-sum-exp [B, H, Tq] of the scores of each query."""
+        parts, options = self._parts(heads.q, heads.k, context, position, ())
+        return attend_parts_with_lse(parts, heads.v, pattern, scale=scale, **options)
+
+    def _parts(
+        self, q: Tensor, k: Tensor, context: Context, position: PositionTerms, mods: Sequence[ScoreMod]
+    ) -> tuple[Sequence[RotatedPart], dict[str, Any]]:
+        """Return the sets of pairs of a call, and the options of `attend` for all of them."""
+        parts = (position.parts(q, k, context) if position is not None else ()) or (RotatedPart(q, k),)
+        of_position = None if position is None else position.score_mod(q, k, context)
+        return parts, {
+            "score_mod": chain_score_mods((of_position, *mods)),
+            "relative": None if position is None else position.relative(q, k, context),
+            "context": context,
+            "dropout": self.config.dropout if self.training else 0.0,
+            "backend": self.config.backend,
+        }
 
 
 MASKED_SCORE = -1e9

@@ -7,11 +7,14 @@
                    lambda_0 = 0.8 - 0.6 exp(-0.3 l) in layer l = 0, 1, ...
     forgetting     p_ij = softmax_j(q_i . k_j / sqrt(D) + F_i - F_j)
                    F_i = sum_(l <= i) log f_l,  f_l = sigmoid(u_h . k_l + b_h)
+    persistent     y = softmax([q k^T, q K^T] / sqrt(D)) [v; V]
+                   K and V [N, D]: learned, the same for all texts
     svd            y = U_r S_r W_r^T v, the `rank` largest singular values of P = U S W^T
 
-The first three read the keys of a KV cache; `svd` is for encoders only.
+The first four read the keys of a KV cache; `svd` is for encoders only.
 """
 
+import copy
 import dataclasses
 import math
 from typing import ClassVar
@@ -24,7 +27,14 @@ from polyformer.attention.functional.int8_pairs import attend_to_integers
 from polyformer.attention.functional.isolation import guarded
 from polyformer.attention.functional.parts import soft_cap
 from polyformer.attention.functional.relative import Relative
-from polyformer.attention.mechanisms.base import DelegatedTerms, Mechanism, MechanismConfig, PositionTerms
+from polyformer.attention.mechanisms.base import (
+    DelegatedTerms,
+    Heads,
+    Mechanism,
+    MechanismConfig,
+    PositionTerms,
+    check_head_size,
+)
 from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWeightsConfig
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
@@ -32,7 +42,7 @@ from polyformer.attention.patterns.score_steps import step
 from polyformer.core.kv_cache import Int8Cache, Int8Pairs, appended
 from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.layers import dropout
-from polyformer.core.ops.softmax import softmax
+from polyformer.core.ops.softmax import amend, softmax
 from polyformer.core.ranges import PositiveFloat, PositiveInt, Probability, UnitFloat
 from polyformer.core.sequence.context import Context
 from polyformer.core.sequence.tokens import Reach
@@ -287,6 +297,77 @@ def decay_between(forgotten: Tensor, context: Context) -> ScoreMod:
         return score - (of_queries[b, h, q_idx] - forgotten[b, h, kv_idx]).abs()
 
     return fade
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PersistentConfig(PairWeightsConfig):
+    """Persistent vectors: every query also attends to learned keys and values.
+
+    The softmax is over the keys of the text and N further keys of each head, which no mask hides and which
+    have no position. With `feedforward: none` a layer is the paper's all-attention layer; a dense layer is
+    attention to persistent vectors with another activation than the softmax. Deviation: the paper has no
+    rotated positions; here `rope` rotates the queries of persistent keys too. Cost: as softmax attention, and
+    4 N D products per query and head.
+
+    `vectors`: the number N of each head.
+    """
+
+    vectors: PositiveInt = 1024
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "persistent"
+    paper: ClassVar[str] = "Sukhbaatar et al. 2019 (all-attention), section 3.2"
+    supports_part_rotations: ClassVar[bool] = True
+
+    def build(self, num_heads: int, head_size: int) -> "Persistent":
+        return Persistent(self, num_heads, head_size)
+
+    @classmethod
+    def examples(cls) -> tuple["PersistentConfig", ...]:
+        return (cls(vectors=3),)
+
+
+class Persistent(CachedAttention):
+    """Softmax attention to the keys of a cache and to learned `keys`, `values` [H, N, D]."""
+
+    def __init__(self, config: PersistentConfig, num_heads: int, head_size: int):
+        super().__init__()
+        check_head_size(head_size)
+        self.config = config
+        shape = num_heads, config.vectors, head_size
+        # The factors of `forward` make both of variance 1, as the authors' do.
+        self.keys = nn.Parameter(torch.randn(shape) * head_size**-0.5)
+        self.values = nn.Parameter(torch.randn(shape) * config.vectors**-0.5)
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern."""
+        return self.config.reach
+
+    def probe(self) -> "Persistent":
+        """Return the module with persistent values of 0."""
+        probe = copy.copy(self)
+        probe._parameters = {**self._parameters, "values": nn.Parameter(torch.zeros_like(self.values))}
+        return probe
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return the attention [B, H, Tq, D] to both kinds of keys, and the next cache."""
+        k, v, state = appended(state, k, v)
+        scale = q.shape[3] ** -0.5 if self.config.scale is None else self.config.scale
+        y, lse = self.attend_with_lse(Heads(q, k, v), context, position, self.config.pattern, scale)
+        queries = at_least_float32(q)
+        keys, values = (x.to(queries.dtype) for x in (self.keys, self.values))
+        scores = queries @ keys.mT * (scale * q.shape[3] ** 0.5)
+        weights = dropout(scores.softmax(-1), self.config.dropout, self.training)
+        persistent = weights @ values * values.shape[1] ** 0.5
+        # Padding sees no key, and its output is 0 as in every mechanism.
+        persistent = persistent.masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
+        # One softmax over both: each part has the share exp(lse) of the sum.
+        share = torch.sigmoid(lse - scores.logsumexp(-1)).unsqueeze(-1)
+        amend(lambda weights: weights * share.detach())
+        return (share * y + (1 - share) * persistent).to(q.dtype), state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
