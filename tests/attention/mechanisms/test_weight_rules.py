@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import polyformer
@@ -15,7 +16,9 @@ from polyformer.attention.mechanisms import (
     SoftmaxConfig,
     TalkingHeadsConfig,
 )
+from polyformer.attention.mechanisms.weight_rules import CosineConfig
 from polyformer.attention.patterns import PerHead, Window
+from polyformer.core.errors import InputError
 from polyformer.core.sequence.context import Context
 
 HEADS, LENGTH, WIDTH = 2, 5, 3
@@ -42,6 +45,7 @@ def mechanism(config: Any) -> Any:
     "config",
     [
         *(SigmoidConfig(), SigmoidConfig(score_bias=0.3), TalkingHeadsConfig(scale=0.8)),
+        CosineConfig(initial=2.0),
         *(CopeConfig(max_position=2, scale=0.8), SelectiveConfig()),
     ],
     ids=str,
@@ -145,3 +149,24 @@ def test_selective_attention_generates_without_a_cache():
     with pytest.warns(UserWarning, match="selective"):
         generated = model.generate(ids, max_new_tokens=4, eos=[]).sequences
     assert torch.equal(generated, text)
+
+
+@torch.no_grad()
+def test_cosines_are_scaled_by_a_learned_number_of_each_head():
+    """Beside the equation pair by pair, with grouped queries; longer vectors change nothing."""
+    module, (q, k, v) = mechanism(CosineConfig(initial=3.0)), inputs(key_heads=1)
+    context = Context(LENGTH, LENGTH, causal=True)
+    expected = torch.zeros_like(q)
+    for head in range(HEADS):
+        t = float(module.log_scale[head].exp())
+        for i in range(LENGTH):
+            cosines = [F.cosine_similarity(q[0, head, i], k[0, 0, j], dim=0) for j in range(i + 1)]
+            expected[0, head, i] = (t * torch.stack(cosines)).softmax(0) @ v[0, 0, : i + 1]
+    for factor in (1.0, 50.0):
+        torch.testing.assert_close(module(factor * q, k / factor, v, context, None, None)[0], expected)
+    module.log_scale.fill_(math.log(1e6))
+    limited = module(q, k, v, context, None, None)[0]
+    module.log_scale.fill_(math.log(100.0))
+    assert torch.equal(limited, module(q, k, v, context, None, None)[0]), "t is at most 100"
+    with pytest.raises(InputError, match="scale: 'cosine' learns it; set initial instead, got 2"):
+        CosineConfig(scale=2.0)

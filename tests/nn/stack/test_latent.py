@@ -159,6 +159,7 @@ def attention(**options: Any) -> Callable[[], Any]:
         (attention(num_key_value_heads=2), "num_key_value_heads: every query head has its own projection"),
         (attention(qk_norm="rms"), "qk_norm: latent attention has no such projections"),
         (attention(output_gate=True), "output_gate: latent attention has no such projections"),
+        (attention(head_scale=True), "head_scale: latent attention has no such projections"),
         (attention(bias=["value"]), "bias: latent attention has biases of 'query', 'key' and 'output'"),
         (
             attention(latent={"norm": "batch"}),
@@ -181,6 +182,7 @@ def attention(**options: Any) -> Callable[[], Any]:
         "groups",
         "norm",
         "gate",
+        "head-scale",
         "bias",
         "batch",
         "position",

@@ -53,6 +53,8 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         heads.append(scores.softmax(-1) @ v[..., theirs])
+    if isinstance(module, FeatureAttention) and module.head_scales is not None:
+        heads = [factor * head for factor, head in zip(module.head_scales, heads)]
     y = torch.cat(heads, -1)
     gate = module.output_gate if isinstance(module, FeatureAttention) else None
     return module.output(y if gate is None else y * gate(x).sigmoid())
@@ -65,8 +67,9 @@ def equation(module: MultiHeadAttention, x: Tensor, source: Tensor, causal: bool
         (3, None, {"bias": False}),
         (6, 2, {"qk_norm": RMSNormConfig(eps=0.1), "qk_norm_of": "projection"}),
         (3, 1, {"head_size": 5, "qk_norm": RMSNormConfig(eps=0.1), "output_gate": True}),
+        (6, 2, {"head_scale": True}),
     ],
-    ids=["single", "no-bias", "norm-of-projection", "norm-of-head-gated"],
+    ids=["single", "no-bias", "norm-of-projection", "norm-of-head-gated", "scaled-heads"],
 )
 def test_the_equation(heads: int, groups: int | None, options: dict[str, Any]):
     module = new_attention(AttentionConfig(num_attention_heads=heads, num_key_value_heads=groups, **options))
@@ -74,6 +77,9 @@ def test_the_equation(heads: int, groups: int | None, options: dict[str, Any]):
     with torch.no_grad():
         for norm in filter(None, (module.query_norm, module.key_norm)):
             norm.get_parameter("weight").normal_()
+        if isinstance(module, FeatureAttention) and module.head_scales is not None:
+            assert torch.equal(module.head_scales, torch.ones(heads, dtype=torch.float64))
+            module.head_scales.normal_()
     x, source = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
     y, state = module(x, Context(5, 5, causal=True), NO_POSITION)
     torch.testing.assert_close(y, equation(module, x, x, causal=True), rtol=1e-12, atol=1e-12)

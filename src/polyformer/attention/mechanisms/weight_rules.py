@@ -1,5 +1,6 @@
-"""Rules that make weights of the scores of all pairs, other than the softmax of each head.
+"""Rules that make weights of the scores of all pairs, other than the softmax of each head's products.
 
+    cosine          w = softmax(t cos(q_i, k_j))                   t of each head, learned, at most 100
     sigmoid         w_ij = sigmoid(s_ij + b)                       b = -log n_i, for the n_i keys that i sees
     talking_heads   w^g = sum_h A_hg softmax(sum_f B_fh s^f)^h     matrices B, A [H, H] of scores and weights
     cope            w = softmax(s_ij + q_i . e[p_ij] / sqrt(D))    e[p] between the vectors of two whole p
@@ -7,22 +8,89 @@
     selective       w = softmax(s_ij - F_ij)                       F_ij = sum_(l < i) S_lj
                     S_lj = max(0, s_lj) of the first head; 0 for j = l and for the first token
 
-s_ij = q_i . k_j / sqrt(D) with the terms of the positions, and y_i = sum_j w_ij v_j. Each rule is its
-definition over all pairs (`PairWeights`).
+s_ij = q_i . k_j / sqrt(D) with the terms of the positions, and y_i = sum_j w_ij v_j. `cosine` is a call of
+`attend`; each other rule is its definition over all pairs (`PairWeights`).
 """
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyformer.attention.mechanisms.base import MechanismConfig
-from polyformer.attention.mechanisms.pair_weights import PairWeights, PairWeightsConfig
+from polyformer.attention.functional.isolation import guarded
+from polyformer.attention.mechanisms.base import MechanismConfig, PositionTerms, check_head_size
+from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWeights, PairWeightsConfig
 from polyformer.attention.patterns.base import Pattern
+from polyformer.core.errors import InputError, quote
+from polyformer.core.kv_cache import appended
+from polyformer.core.ops.autograd import at_least_float32
 from polyformer.core.ops.softmax import shares
-from polyformer.core.ranges import PositiveInt
+from polyformer.core.ranges import PositiveFloat, PositiveInt
 from polyformer.core.sequence.context import Context
+from polyformer.core.sequence.tokens import Reach
+from polyformer.core.state import State
+
+MOST_LOG_SCALE = math.log(100)
+"""The limit of Swin Transformer V2: its temperature 1 / t is at least 0.01."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CosineConfig(PairWeightsConfig):
+    """Cosine attention: scores are cosines of queries and keys times a learned number of each head.
+
+    Scores are bounded, whatever the norms of the projections are, and terms of positions are added to them.
+    Half precision is computed in float32: a large t would multiply the rounding of normalised vectors. Cost:
+    as softmax attention, and D products to normalise each key of the cache.
+
+    `initial`: the first t of all heads.
+    """
+
+    initial: PositiveFloat = 10.0
+    backend: str = "auto"
+
+    kind: ClassVar[str] = "cosine"
+    paper: ClassVar[str] = "Henry et al. 2020, equation 3; Liu et al. 2022 (Swin Transformer V2), equation 2"
+    supports_part_rotations: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale is not None:
+            raise InputError(f"scale: {quote(self.kind)} learns it; set initial instead, got {self.scale}")
+
+    def build(self, num_heads: int, head_size: int) -> "Cosine":
+        check_head_size(head_size)
+        return Cosine(self, num_heads)
+
+
+class Cosine(CachedAttention):
+    """The module of `CosineConfig`: `log_scale` [H], log t."""
+
+    config: CosineConfig
+
+    def __init__(self, config: CosineConfig, num_heads: int):
+        super().__init__()
+        self.config = config
+        self.log_scale = nn.Parameter(torch.full((num_heads,), math.log(config.initial)))
+
+    def reach(self) -> Reach | None:
+        """Return the reach of the pattern."""
+        return self.config.reach
+
+    @guarded
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None, position: PositionTerms
+    ) -> tuple[Tensor, State | None]:
+        """Return softmax(t cos(q, k)) v over all keys of the cache, and the next cache."""
+        dtype = q.dtype
+        k, v, state = appended(state, k, v)
+        q, k, v, log_t = (at_least_float32(x) for x in (q, k, v, self.log_scale))
+        t = log_t.clamp_max(MOST_LOG_SCALE).exp().view(-1, 1, 1)
+        q, k = F.normalize(q, dim=-1) * t.to(q.dtype), F.normalize(k, dim=-1)
+        y = self.attend(q, k, v, context, position, pattern=self.config.pattern, scale=1.0)
+        return y.to(dtype), state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

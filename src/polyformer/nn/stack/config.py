@@ -73,6 +73,7 @@ class AttentionConfig(Config):
     qk_norm: NormConfig | None = None  # of queries and keys, before positions
     qk_norm_of: Literal["head", "projection"] = "head"  # the vectors that `qk_norm` normalizes
     output_gate: bool = False  # of heads, sigmoid(x W_g); mechanisms with an output gate keep theirs
+    head_scale: bool = False  # a learned factor of each head (stack/feature_attention.py)
     value_residual: bool = False  # sums with the values of the first layer (stack/multihead.py)
     latent: LatentConfig | None = None  # keys and values from one latent per token (stack/latent.py)
     indexer: IndexerConfig | None = None  # small heads that choose the keys of a query (stack/indexed.py)
@@ -133,6 +134,7 @@ class AttentionConfig(Config):
             "qk_norm": self.qk_norm is not None,
             "global_projections": self.global_projections,
             "output_gate": self.output_gate,
+            "head_scale": self.head_scale,
             "value_residual": self.value_residual,
         }
         for name, present in others.items():
@@ -229,7 +231,7 @@ class AttentionConfig(Config):
         """Return whether layer `layer` needs more than plain multi-head attention (`FeatureAttention`)."""
         mechanism = self.mechanism.for_layer(layer)
         parts = self.latent is not None, self.indexer is not None, self.beside is not None
-        options = self.global_projections, self.value_residual, self.output_gate, *parts
+        options = self.global_projections, self.value_residual, self.output_gate, self.head_scale, *parts
         own = mechanism.projected_heads(self.num_attention_heads, self.kv_heads, 1).own
         gates = mechanism.gate_sizes(self.num_attention_heads, 1)
         return any(options) or own or mechanism.shares_queries or bool(gates)

@@ -1,6 +1,7 @@
 """What some models add to attention: gates, global tokens, a value residual; memories and tokens that halt.
 
 `output_gate` multiplies the heads by sigmoid(x W_g) before W_o (Qiu et al. 2025, section 2; Qwen3-Next).
+`head_scale` multiplies each head by a learned number, initially 1 (Shleifer et al. 2021, NormFormer).
 `value_residual` replaces the values V_l of a layer after the first by a V_l + b V_1, with learned numbers a
 and b, initially 1/2 (Zhou et al. 2024, ResFormer, section 3). Caches contain the sums. Mechanisms may have
 gates of their own (`MechanismConfig.gate_sizes`), or share the projections of queries and keys.
@@ -43,6 +44,8 @@ class FeatureAttention(MultiHeadAttention):
         self.gate = Linear(hidden_size, sum(gates.values()), bias=False) if gates else None
         self.output_gate = Linear(hidden_size, output, bias=bias) if output else None
 
+        count = self.output.in_features // self.value_size
+        self.head_scales = nn.Parameter(torch.ones(count)) if config.head_scale else None
         # a and b of a value residual.
         self.value_shares = nn.Parameter(torch.full((2,), 0.5)) if config.value_residual and layer else None
 
@@ -213,6 +216,8 @@ class FeatureAttention(MultiHeadAttention):
 
     def _merge_active(self, heads: Tensor, x: Tensor, active: Active | None) -> Tensor:
         """Return the output projection of the heads [B, H, T, D], for the tokens x: all or the active."""
+        if self.head_scales is not None:
+            heads = heads * self.head_scales.view(-1, 1, 1).to(heads.dtype)
         y = heads.transpose(1, 2).flatten(2)
         y = y if active is None else active.gather(y)
         if self.gates_heads and self.output_gate is not None:

@@ -439,7 +439,7 @@ def _check_attention(attention: MultiHeadAttention, count: int, refuse: Callable
         raise refuse("global_projections are not divided by heads")
     if not isinstance(attention.mechanism, SoftmaxAttention):
         raise refuse(f"the mechanism {quote(config.mechanism.kind)} is not divided by heads; 'softmax' is")
-    for option in ("qk_norm", "output_gate", "value_residual"):
+    for option in ("qk_norm", "output_gate", "head_scale", "value_residual"):
         if getattr(config, option):
             raise refuse(f"{option} is not divided by heads")
     if attention.mechanism.config.sink:
