@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyformer import create_model
 from polyformer.attention.positions import LearnedConfig
 from polyformer.models.architectures import Transformer
 from polyformer.models.config import ModelConfig
@@ -15,7 +16,7 @@ from polyformer.nn.stack import EmbeddingConfig, StackConfig
 WIDTH, VOCAB = 64, 500
 
 
-def model(initializer_range: float | None) -> Transformer:
+def model(initializer_range: float | None, zero_branches: bool = False) -> Transformer:
     """An encoder-decoder with every sort of weight, the output matrix of its own among them."""
     torch.manual_seed(0)
     stack = StackConfig(num_hidden_layers=3, position=LearnedConfig())
@@ -28,6 +29,7 @@ def model(initializer_range: float | None) -> Transformer:
             embedding=EmbeddingConfig(tied=False),
             head=LanguageModelConfig(bias=True),
             initializer_range=initializer_range,
+            zero_branches=zero_branches,
         )
     )
 
@@ -84,3 +86,25 @@ def test_without_one():
 def test_a_seed_repeats_it(initializer_range: float | None):
     first, second = model(initializer_range).state_dict(), model(initializer_range).state_dict()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("initializer_range", [0.02, None])
+def test_with_zero_branches_only_the_last_matrices_differ(initializer_range: float | None):
+    plain, zero = sorts(model(initializer_range)), sorts(model(initializer_range, zero_branches=True))
+    assert not any(tensor.any() for tensor in zero.pop("last"))
+    for name, tensors in zero.items():
+        assert all(map(torch.equal, tensors, plain[name])), name
+
+
+def test_a_stack_of_zero_branches_is_the_identity_and_learns():
+    torch.manual_seed(0)
+    built = create_model("decoder-tiny", vocab_size=VOCAB, block="pre", dropout=0.0, zero_branches=True)
+    ids = torch.randint(VOCAB, (2, 5))
+    output = built(ids, labels=ids, output_hidden_states=True)
+    assert output.hidden_states is not None
+    assert all(torch.equal(hidden, output.hidden_states[0]) for hidden in output.hidden_states[:-1])
+    assert output.loss is not None
+    output.loss.backward()
+    last = [x for name, x in built.named_parameters() if name.endswith(("output.weight", "down.weight"))]
+    assert len(last) == 4
+    assert all(tensor.grad is not None and tensor.grad.any() for tensor in last)

@@ -41,8 +41,9 @@ class ModelConfig(ConfigWithImports):
     """The configuration of an encoder, a decoder, or an encoder-decoder.
 
     `initializer_range`: standard deviation of the initial weights; None for the scheme of 2017 (see
-    `initialize`). `weights`: the format of quantized weights (`polyformer.models.architectures.weights`);
-    None for floating point, in the dtype of the files.
+    `initialize`). `zero_branches`: the last matrices of sub-layers are 0 at first. `weights`: the format of
+    quantized weights (`polyformer.models.architectures.weights`); None for floating point, in the dtype of
+    the files. `drafting`: parts that predict further tokens, for drafts without a second model.
     """
 
     vocab_size: PositiveInt
@@ -55,10 +56,9 @@ class ModelConfig(ConfigWithImports):
     head: HeadConfig = LanguageModelConfig()
     special: SpecialTokens = SpecialTokens()
     initializer_range: UnitFloat | None = None
+    zero_branches: bool = dataclasses.field(default=False, compare=False)
     weights: Literal["int8", "int4", "stored"] | None = None
-    drafting: DraftingConfig | None = (
-        None  # parts that predict further tokens, for drafts by the model itself
-    )
+    drafting: DraftingConfig | None = None
     origin: OriginConfig | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:

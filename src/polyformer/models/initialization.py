@@ -25,11 +25,13 @@ def initialize(model: nn.Module, initializer_range: float | None) -> None:
     | embeddings, vocabulary    | normal(range)         | normal(1 / sqrt(E))          |
     | matrices                  | normal(range)         | uniform, Glorot              |
     | last matrix of a sub-layer| range / sqrt(2 layers)| as other matrices            |
+    | the same, `zero_branches` | 0                     | 0                            |
     | biases; norms             | 0; 1 and 0            | the same                     |
 
-    The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). With parameters on the `meta`
-    device nothing is done: torch would work out every shape again, which takes most of the time of building
-    a model there.
+    The scaling of last matrices is GPT-2's (Radford et al. 2019, section 2.3). With zeros a sub-layer adds
+    nothing at first, as in Fixup (Zhang et al. 2019, section 3), and a pre-norm stack is the identity. With
+    parameters on the `meta` device nothing is done: torch would work out every shape again, which takes most
+    of the time of building a model there.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -65,13 +67,17 @@ def fillings(model: nn.Module, initializer_range: float | None) -> Iterator[tupl
 
 
 def shrink_residual(model: nn.Module, initializer_range: float | None) -> None:
-    """Scale residual outputs so that the variance does not grow with depth; only with a range."""
-    if initializer_range is None:
+    """Scale residual outputs so that the variance does not grow with depth, only with a range; or set them
+    to 0 if the configuration has `zero_branches`."""
+    zero = getattr(getattr(model, "config", None), "zero_branches", False)
+    if initializer_range is None and not zero:
         return
     for stack in ("encoder", "decoder"):
         part = getattr(model, stack, None)
         if part is None:
             continue
         for name, parameter in part.layers.named_parameters():
-            if name.endswith(RESIDUAL):
+            if name.endswith(RESIDUAL) and zero:
+                parameter.zero_()
+            elif name.endswith(RESIDUAL):
                 parameter.div_(math.sqrt(2 * len(part.groups)))
