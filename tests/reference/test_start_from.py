@@ -143,3 +143,38 @@ def test_other_attention_or_longer_texts_from_a_recipe_keep_the_numbers(tmp_path
         report = start_from(tmp_path / preset, model)
         torch.testing.assert_close(model(ids).logits, source(ids).logits, rtol=1e-4, atol=1e-5)
         assert all("mechanism" in name for name in report.newly_initialized)
+
+
+@pytest.mark.parametrize(
+    ("preset", "new", "dtype"),
+    [
+        ("gpt2", {"max_position_embeddings": 40}, torch.bfloat16),  # tied, longer, converted
+        ("albert-base", {}, torch.float32),
+        ("t5-small", {}, torch.float32),  # one table of positions for all layers
+    ],
+    ids=["longer", "shared", "positions"],
+)
+def test_a_model_without_values_takes_over_the_tensors(
+    tmp_path: Path, preset: str, new: dict[str, Any], dtype: torch.dtype
+):
+    """It equals a model into which they are copied."""
+    shaken(preset).to(dtype).save_pretrained(tmp_path)
+    config = model_config(preset, {**SIZES, **new})
+    copied = Transformer(config)
+    with torch.device("meta"):
+        taken = Transformer(config)
+    assert start_from(tmp_path, copied) == start_from(tmp_path, taken)
+    expected = copied.state_dict(keep_vars=True)
+    actual = taken.state_dict(keep_vars=True)
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype
+        assert torch.equal(actual[name], tensor), name
+        assert actual[name].requires_grad == tensor.requires_grad
+
+
+def test_a_model_without_values_stays_so_if_a_tensor_is_missing(tmp_path: Path):
+    shaken("bert-base", head=TRUNK_HEAD).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = create_model("bert-base", **SIZES, head=ClassifyConfig())
+    assert set(start_from(tmp_path, model).newly_initialized) == OUTPUT
+    assert all(parameter.is_meta for parameter in model.parameters())

@@ -1,5 +1,8 @@
 """Weights that cannot be a model's: numbers that are none, integers in the place of numbers."""
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -56,3 +59,29 @@ def test_a_scale_that_is_no_number(scale: float):
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(InputError, match="scale: expected a finite number"):
         polyformer.attend(q, q, q, scale=scale)
+
+
+def test_a_part_of_a_file_is_released_once_it_is_copied():
+    """So that the weights are in memory once, and the largest of them twice for a moment."""
+    saved = tiny().state_dict()
+    lent, alive, most = {}, set[str](), 0
+    for name, tensor in saved.items():  # between two multiples of the alignment, as in a file
+        buffer = torch.empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+        weakref.finalize(buffer.untyped_storage(), alive.discard, name)
+        lent[name] = buffer
+        alive.add(name)
+    del buffer
+
+    class Counted(dict[str, Any]):
+        def pop(self, name: str) -> Any:  # type: ignore[override]
+            nonlocal most
+            most = max(most, len(alive) - len(self))
+            return super().pop(name)
+
+    weights = Counted(lent)
+    lent.clear()
+    model = tiny()
+    load_weights(model, weights, "x")
+    assert not weights
+    assert most <= 1
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model.state_dict().items())

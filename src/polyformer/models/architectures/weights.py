@@ -150,8 +150,11 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], file: str | Path)
     shared by several layers occur once in a file, and are shared again. Every tensor is then aligned in
     memory as torch allocates it: a product of the same numbers at another alignment may be rounded
     differently, and so a loaded model computes bit for bit the same as the saved model.
+
+    `tensors` is empty afterwards: a part of a file is released when it has been copied, so that the weights
+    are not in memory twice.
     """
-    tensors = {name: aligned(tensor) for name, tensor in tensors.items()}
+    tensors = {name: aligned(tensors.pop(name)) for name in list(tensors)}
     own = model.state_dict(keep_vars=True)
     firsts: dict[int, str] = {}
     shared = {

@@ -193,7 +193,7 @@ Stored = Tensors | GgufTensors | dict[str, Tensor]
 class MatchedTensors:
     """The tensors that a model takes from a checkpoint."""
 
-    weights: dict[str, Tensor]  # ours, by our names
+    weights: dict[str, Tensor]  # ours, by our names; empty after they are loaded
     newly_initialized: tuple[str, ...]  # names of ours that the checkpoint lacks
     unused: dict[str, Tensor]  # theirs without effect on the outputs, by their names in their class
     left: tuple[str, ...]  # names of theirs of another head

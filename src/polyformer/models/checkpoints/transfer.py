@@ -15,6 +15,7 @@ from polyformer.attention.positions import Position
 from polyformer.core.errors import InputError, caution, quote
 from polyformer.core.ops.norms import CenteredRMSNorm
 from polyformer.models.architectures import Transformer
+from polyformer.models.architectures.weights import load_weights
 from polyformer.nn.heads import HeadConfig
 from polyformer.nn.stack import MultiHeadAttention, Stack
 
@@ -52,22 +53,32 @@ def transfer(old: Transformer, new: Transformer, untrained: Collection[str] = ()
     Heads of different kinds share some modules, which are copied, for example a pooler
     (`HeadConfig.reusable_modules`).
     `untrained`: names of tensors of the old model that came from no checkpoint, which are not copied.
+
+    A `new` model without values, on the device `meta`, takes over the tensors of `old` if it needs no others,
+    so that the weights are not in memory twice. Otherwise it stays without values.
     """
     stored = {name: tensor for name, tensor in old.state_dict().items() if name not in untrained}
     sources = {target: name for name in stored if (target := place(name, old.config.head, new.config.head))}
     own, offsets = dict(new.state_dict()), position_tables(new)
     fates: dict[str, list[str]] = {"copied": [], "extended": [], "cut": [], "newly_initialized": []}
+    values: dict[str, Tensor] = {}
     for name, tensor in own.items():
         source = stored.get(sources.get(name, ""))
         if source is not None and source.shape == tensor.shape:
             fate = "copied"
-            tensor.copy_(source)
+            values[name] = source
         elif source is not None and name in offsets and source.shape[1:] == tensor.shape[1:]:
             fate = "extended" if len(tensor) > len(source) else "cut"
-            tensor.copy_(repeated(source, len(tensor), offsets[name]))
+            values[name] = repeated(source, len(tensor), offsets[name])
         else:
             fate = "newly_initialized"
         fates[fate].append(name)
+    if not any(tensor.is_meta for tensor in own.values()):
+        for name, value in values.items():
+            own[name].copy_(value)
+    elif not fates["newly_initialized"]:
+        typed = {name: value.to(own[name].dtype) for name, value in values.items()}
+        load_weights(new, typed, "the checkpoint")
     used = {sources[name] for fate in ("copied", "extended", "cut") for name in fates[fate]}
     left = [*(name for name in stored if name not in used), *old.unused_tensors]
     return Report(

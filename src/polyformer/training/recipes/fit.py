@@ -310,8 +310,13 @@ def _model(
 def _initialized_model(recipe: Recipe, config: AnyConfig, deferred: bool) -> tuple[Transformer, Draw | None]:
     """Return the model with weights drawn from the seed of the recipe.
 
-    With `deferred`, most weights are drawn by the returned function, after the model is sharded.
+    With `deferred`, most weights are drawn by the returned function, after the model is sharded. A model that
+    is tuned has no values yet, as all of them come from a checkpoint.
     """
+    if recipe.tuning is not None:
+        with torch.device("meta"):
+            tuned: Any = build_model(config)
+        return tuned, None
     with torch.random.fork_rng():  # do not change the random state of the program
         torch.manual_seed(recipe.seed)
         if not deferred:

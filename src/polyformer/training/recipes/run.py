@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import nn
 
 from polyformer.core.errors import InputError, quote
@@ -174,7 +175,9 @@ class Run:
             way = f"resume with: polyformer train --resume {self.folder}"
             raise InputError(f"{self.folder}: this run has no checkpoint yet; {way}")
         place = choose_device(device)
-        model: Any = build_model(read_config(self.folder))
+        tuned = self.recipe.tuning is not None  # then all values come from a checkpoint
+        with torch.device("meta" if tuned else "cpu"):
+            model: Any = build_model(read_config(self.folder))
         if self.recipe.tuning is not None:
             start_from(str(self.recipe.model.pretrained), model)
             self.recipe.tuning.prepare(model)
