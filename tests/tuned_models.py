@@ -1,11 +1,13 @@
 """LoRA of a chat model by this library, by transformers with peft, and by trl; then direct preferences.
 
-    python tests/tuned_models.py MODEL --steps 200 --out FOLDER
+    python tests/tuned_models.py MODEL --steps 200 --seeds 3 --out FOLDER
 
 MODEL is a folder that transformers reads, such as that of `polyformer convert model.gguf MODEL --format hub`.
-All learn the same 48 pairs, two in a step, in float32 with the same adapters, optimizer and schedule, in
-separate processes and in turn; one that is not installed is left out. One function of transformers measures
-the loss of all. The pairs are written here: capitals and sums, answered in a fixed style.
+All learn the same 48 pairs, two in a step and each once in an epoch, in float32 with the same adapters,
+optimizer and schedule. For each seed they take turns, in processes of their own; one that is not installed is
+left out. One function of transformers measures the loss of all. The pairs are written here: capitals and
+sums, answered in a fixed style. The last lines are a table of the medians over the seeds, with the least and
+the most.
 """
 
 import argparse
@@ -16,9 +18,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeAlias
 
 import torch
 
@@ -37,11 +40,15 @@ HELD_OUT = 12
 RANK, RATE, WARMUP, DECAY, BETAS = 16, 3e-4, 10, 0.1, (0.9, 0.95)
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BATCH, ROW = 2, 128
-"""Pairs in a step; and the tokens of a packed row, which has two pairs or three."""
+"""Pairs in a step; and the tokens of a packed row, which has two pairs."""
 
 
-def pairs() -> list[tuple[str, str, str]]:
-    """Questions, answers in the style, and answers in another style; in a fixed random order."""
+Pair: TypeAlias = tuple[str, str, str]
+"""A question, the answer in the style, and an answer in another style."""
+
+
+def pairs() -> list[Pair]:
+    """All pairs, in a fixed random order."""
     capitals = [pair.split() for pair in CAPITALS.split(", ")]
     rows = [
         (f"What is the capital of {land}?", town, f"The capital of {land} is {town}.")
@@ -52,7 +59,7 @@ def pairs() -> list[tuple[str, str, str]]:
     return [(question, f"Short answer: {answer}. Ask me more!", long) for question, answer, long in rows]
 
 
-def parts() -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+def parts() -> tuple[list[Pair], list[Pair]]:
     """The pairs for training, and those held out."""
     rows = pairs()
     return rows[:-HELD_OUT], rows[-HELD_OUT:]
@@ -73,7 +80,7 @@ def encoded(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list
     return ids, [-100] * len(start) + ids[len(start) :]
 
 
-def batch_of(tokenizer: Any, rows: Sequence[tuple[str, str, str]]) -> dict[str, torch.Tensor]:
+def batch_of(tokenizer: Any, rows: Sequence[Pair]) -> dict[str, torch.Tensor]:
     """Conversations as one batch, padded on the right."""
     both = [encoded(tokenizer, question, answer) for question, answer, _ in rows]
     width = max(len(ids) for ids, _ in both)
@@ -115,43 +122,44 @@ def losses(model: str, adapter: Path | None = None) -> list[float]:
     return results
 
 
-def run_polyformer(model: str, out: Path, steps: int) -> float:
-    """Tune by `polyformer train`; return the seconds of the command."""
-    data, rows = out.parent / "pairs.jsonl", parts()[0]
-    data.write_text("".join(json.dumps({"messages": turns(a, b)}) + "\n" for a, b, _ in rows))
+def run_polyformer(model: str, out: Path, steps: int, seed: int) -> float:
+    """Tune by `polyformer train`; return the seconds of its loop. One pair that it trains on validates."""
+    data, held, rows = out.with_suffix(".jsonl"), out.with_suffix(".held.jsonl"), parts()[0]
+    lines = [json.dumps({"messages": turns(a, b)}) + "\n" for a, b, _ in rows]
+    data.write_text("".join(lines))
+    held.write_text(lines[0])
     return command(
         *(model, data, out, steps, RATE),
-        *("--task.row_length", ROW, "--task.batch_tokens", ROW),
-        *("--data.validation_fraction", 0.02, "--training.reporting.evaluate_every", steps),
+        *("--task.row_length", ROW, "--task.batch_tokens", ROW, "--seed", seed),
+        *("--data.validation", held, "--training.reporting.evaluate_every", steps),
     )
 
 
 def command(model: str, data: Path, out: Path, steps: int, rate: float, *words: object) -> float:
-    """Tune by LoRA with `polyformer train` in this process; return its seconds."""
+    """Tune by LoRA with `polyformer train` in this process; return the seconds of its loop."""
     from polyformer.cli.main import main
 
     common = ("--data", data, "--pretrained", model, "--tuning", f"lora(rank={RANK})", "--out", out)
     common = *common, "--steps", steps, "--optimizer.lr", rate, "--training.saving.checkpoint_every", steps
-    start = time.monotonic()
     main(["train", *map(str, (*common, *words))])
-    return time.monotonic() - start
+    return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
 
 
-def run_peft(model: str, out: Path, steps: int) -> float:
+def run_peft(model: str, out: Path, steps: int, seed: int) -> float:
     """Tune by a plain loop over transformers and peft; return the seconds of the loop."""
     import peft
     import transformers
 
     loaded, tokenizer = opened(model)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
     tuned = peft.get_peft_model(loaded, config).train()
     weights = [weight for weight in tuned.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, RATE, BETAS, weight_decay=DECAY)
     schedule = transformers.get_cosine_schedule_with_warmup(optimizer, WARMUP, steps)
-    rows, generator, start = parts()[0], random.Random(0), time.monotonic()
+    batches, start = drawn_batches(parts()[0], random.Random(seed)), time.monotonic()
     for _ in range(steps):
-        tuned(**batch_of(tokenizer, generator.sample(rows, BATCH))).loss.backward()
+        tuned(**batch_of(tokenizer, next(batches))).loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
@@ -161,7 +169,14 @@ def run_peft(model: str, out: Path, steps: int) -> float:
     return seconds
 
 
-def run_trl(model: str, out: Path, steps: int) -> float:
+def drawn_batches(rows: list[Pair], generator: random.Random) -> Iterator[list[Pair]]:
+    """Yield batches without end; each epoch has every pair once, in a new order."""
+    while True:
+        order = generator.sample(rows, len(rows))
+        yield from (order[i : i + BATCH] for i in range(0, len(order), BATCH))
+
+
+def run_trl(model: str, out: Path, steps: int, seed: int) -> float:
     """Tune by trl's `SFTTrainer`; return the seconds of its training."""
     import datasets
     import peft
@@ -185,6 +200,7 @@ def run_trl(model: str, out: Path, steps: int) -> float:
         report_to="none",
         logging_steps=50,
         dataloader_pin_memory=False,
+        seed=seed,
     )
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
     trainer = trl.SFTTrainer(
@@ -201,39 +217,59 @@ def run_trl(model: str, out: Path, steps: int) -> float:
     return seconds
 
 
-def run_dpo(model: str, out: Path, steps: int) -> float:
-    """Prefer the style to the other by `polyformer train`; return the seconds of the command."""
+def run_dpo(model: str, out: Path, steps: int, seed: int) -> float:
+    """Prefer the style to the other by `polyformer train`; return the seconds of its loop."""
     data, rows = out.parent / "preferences.jsonl", pairs()
     fields = [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in rows]
     data.write_text("".join(json.dumps(row) + "\n" for row in fields))
     every = max(1, steps // 4)
     return command(
         *(model, data, out, steps, 5e-5),
-        *("--task.batch_tokens", 256, "--task.max_length", 128),
+        *("--task.batch_tokens", 256, "--task.max_length", 128, "--seed", seed),
         *("--data.validation_fraction", HELD_OUT / len(rows), "--training.reporting.log_every", 1),
         *("--training.reporting.evaluate_every", every),
     )
 
 
 RUNS = {"polyformer": run_polyformer, "peft": run_peft, "trl": run_trl, "dpo": run_dpo}
+COMPARED = "polyformer", "peft", "trl"
 
 
-def apart(name: str, model: str, out: Path, steps: int) -> dict[str, Any]:
+def apart(name: str, model: str, out: Path, steps: int, seed: int) -> dict[str, float]:
     """Run a contender in a process of its own; return its times and its largest memory."""
     words = [sys.executable, __file__, model, "--steps", str(steps), "--out", str(out), "--only", name]
-    with (out / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    with (out / f"{name}-{seed}.log").open("w") as log:
+        process = subprocess.Popen([*words, "--seed", str(seed)], stdout=log, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
-    text = (out / f"{name}.log").read_text()
+    text = (out / f"{name}-{seed}.log").read_text()
     if status:
         raise SystemExit(f"{name} failed: {text[-2000:]}")
     own = json.loads(text.splitlines()[-1])
     # The peak is the process's own: that of `used` begins with the memory of this process.
     return {
-        "seconds": round(own["seconds"]),
+        "seconds per step": round(own["seconds"] / steps, 3),
         "processor seconds of the process": round(used.ru_utime + used.ru_stime),
         "MiB at most": round(own["MiB"]),
     }
+
+
+def compare(model: str, out: Path, steps: int, seeds: int) -> None:
+    """Print the figures of all contenders, which take turns for each seed, and their table."""
+    installed = [name for name in COMPARED if name == "polyformer" or importlib.util.find_spec(name)]
+    if missing := [name for name in COMPARED if name not in installed]:
+        print("not installed:", *missing, flush=True)
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in installed}
+    for seed in range(seeds):
+        for name in installed:
+            measured = apart(name, model, out, steps, seed)
+            trained, held = losses(model, out / str(seed) / name)
+            figures[name].append({"training pairs": trained, "held-out pairs": held, **measured})
+            print(f"seed {seed}, {name}: {figures[name][-1]}", flush=True)
+    print("| |", " | ".join(figures["polyformer"][0]), "|")
+    for name, rows in figures.items():
+        columns = [[row[column] for row in rows] for column in rows[0]]
+        cells = (f"{median(values):g} ({min(values):g} to {max(values):g})" for values in columns)
+        print(f"| {name} |", " | ".join(cells), "|")
 
 
 def main() -> None:
@@ -241,25 +277,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=[*RUNS])
+    parser.add_argument(
+        "--dpo", action="store_true", help="only direct preferences, of a quarter of the steps"
+    )
+    parser.add_argument("--only", choices=[*RUNS], help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     out: Path = options.out.absolute()
     if options.only is not None:
-        seconds = RUNS[options.only](options.model, out / options.only, options.steps)
+        folder = out / str(options.seed)
+        folder.mkdir(exist_ok=True)
+        seconds = RUNS[options.only](options.model, folder / options.only, options.steps, options.seed)
         print(json.dumps({"seconds": seconds, "MiB": peak_memory() / MIB}))
         return
     out.mkdir(parents=True)
     print("load of the machine:", round(os.getloadavg()[0], 2), flush=True)
+    if options.dpo:
+        print(apart("dpo", options.model, out, max(1, options.steps // 4), 0))
+        return
     print("before:", losses(options.model), flush=True)
-    for name in RUNS:
-        if name in ("peft", "trl") and importlib.util.find_spec(name) is None:
-            print(f"{name}: not installed", flush=True)
-            continue
-        steps = options.steps if name != "dpo" else max(1, options.steps // 4)
-        figures = apart(name, options.model, out, steps)
-        after = losses(options.model, out / name) if name != "dpo" else "see metrics.jsonl"
-        print(f"{name}: nats per token (training, held out) {after} {figures}", flush=True)
+    compare(options.model, out, options.steps, options.seeds)
 
 
 if __name__ == "__main__":
