@@ -86,7 +86,8 @@ class ModelServer:
             jobs = await run_in_threadpool(self.prompts.jobs, request, rows, self.limits.seconds)
         except InputError as error:
             raise ApiError(400, str(error)) from error
-        reply = Reply(self.name, self.prompts.tokenizer, chat, request.scored is not None)
+        kind = self.prompts.reply_kind(request)
+        reply = kind(self.name, self.prompts.tokenizer, chat, request.scored is not None)
         work = Work(self.engine, jobs)
         echoes = self._echoes(request, rows)
         if request.stream:
@@ -167,7 +168,8 @@ def chunk_of(reply: Reply, index: int, part: Event, echo: str) -> dict[str, Any]
     if isinstance(part, Ended):
         return reply.chunk(index, None if reply.chat else "", reason=part.reason)
     if isinstance(part, Piece):
-        return reply.chunk(index, part.text, part.scores) if part.text or part.scores else None
+        chunk = reply.chunk(index, part.text, part.scores)
+        return chunk if part.scores or (part.text and chunk["choices"][0].get("delta") != {}) else None
     assert isinstance(part, PromptRead)
     if reply.chat:
         return reply.chunk(index, None)

@@ -8,15 +8,21 @@ that describe the client are ignored: `user`, `metadata`, `store`, `service_tier
 Types are strict: "5" is no number, and 1 is not true.
 """
 
+import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from polyformer.applications.serving.tools import with_objects
 
 STOPS, STOP_LENGTH = 16, 256
 """The most stop strings, and characters of each."""
 
 SCORED, CHOICES, PROMPTS, MESSAGES, TOOLS = 20, 128, 256, 4096, 128
 """The most probable tokens in a token's place, texts for a prompt, prompts, messages and tools."""
+
+FUNCTION = re.compile("[a-zA-Z0-9_-]{1,64}")
+"""The name of a function."""
 
 ROLES = "system", "developer", "user", "assistant", "tool", "function"
 
@@ -71,7 +77,25 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         raise ValueError(f"{name}: expected a text or a list of parts as its content")
     if content is None and not value.get("tool_calls"):
         raise ValueError(f"{name}: it has no content")
-    return {**value, "role": "system" if role == "developer" else role, "content": content}
+    role = "system" if role == "developer" else role
+    return {**with_objects(value, name), "role": role, "content": content}
+
+
+def tools_of(value: Any) -> Any:
+    """Return tools, each a function with a name; an empty list is as none."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or len(value) > TOOLS:
+        raise ValueError(f"expected a list of at most {TOOLS} tools")
+    for number, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise ValueError(f"tool {number}: expected the type function, and an object as its function")
+        if not isinstance(function.get("name"), str) or not FUNCTION.fullmatch(function["name"]):
+            raise ValueError(f"tool {number}: expected a name of 1 to 64 letters, digits, _ and -")
+        if not isinstance(function.get("parameters", {}), dict):
+            raise ValueError(f"tool {number}: expected a JSON schema as its parameters")
+    return value
 
 
 def only(*values: Any) -> AfterValidator:
@@ -224,9 +248,9 @@ class ChatRequest(TextRequest):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=SCORED)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=TOOLS)] | None = None
+    tools: Annotated[Any, BeforeValidator(tools_of)] = None
     tool_choice: Annotated[Any, only(None, "none", "auto")] = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
@@ -236,15 +260,20 @@ class ChatRequest(TextRequest):
         """See `TextRequest.scored`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The functions that the model may call."""
+        return None if self.tool_choice == "none" else self.tools
+
     def rendering(self) -> dict[str, Any]:
         """Return the options of `ChatTemplate.render`."""
         reserved = {"messages", "tools", "documents", "name", "add_generation_prompt"}
         variables = {
             name: value for name, value in (self.chat_template_kwargs or {}).items() if name not in reserved
         }
-        tools = None if self.tool_choice == "none" else self.tools
         ends = {"continue_final_message": self.continue_final_message}
-        return {**variables, "tools": tools, **ends, "add_generation_prompt": not self.continue_final_message}
+        ends["add_generation_prompt"] = not self.continue_final_message
+        return {**variables, "tools": self.shown_tools, **ends}
 
 
 def inputs_of(value: Any) -> list[str]:

@@ -5,14 +5,15 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from polyformer.applications.serving.engine import Engine, Overloaded, deadline_after
 from polyformer.applications.serving.grammars import Grammar, Grammars
-from polyformer.applications.serving.replies import ApiError, GrowingChoice
+from polyformer.applications.serving.replies import ApiError, GrowingChoice, Reply
 from polyformer.applications.serving.requests import ChatRequest, CompletionRequest, Prompt, TextRequest
 from polyformer.applications.serving.rows import Ended, Event, Failed, Job, Piece, PromptRead
+from polyformer.applications.serving.tools import OPEN, ToolReply
 from polyformer.core.errors import InputError
 from polyformer.models.generation import BeamConfig, ContrastiveConfig, DolaConfig, GenerationConfig
 from polyformer.models.generation.generate import special_ids
@@ -40,6 +41,8 @@ class Prompts:
         """Return the ids of a conversation."""
         if self.tokenizer.chat is None:
             raise ApiError(400, "this model has no chat template; use /v1/completions", "model")
+        if request.shown_tools and "tools" not in self.tokenizer.chat.source(request.shown_tools):
+            raise ApiError(400, "tools: the chat template of this model shows none; leave them out", "tools")
         size = sum(len(message["content"] or "") for message in request.messages)
         self._check_length(size, "messages")
         try:
@@ -48,6 +51,14 @@ class Prompts:
             raise ApiError(400, str(error), "messages", "chat_template") from error
         self._check_length(len(text), "messages")
         return [self.tokenizer.encode_chat(text)[0]]
+
+    def reply_kind(self, request: TextRequest) -> Callable[..., Reply]:
+        """Return the class of the reply to a request: with calls if the template has their marks."""
+        if not isinstance(request, ChatRequest) or not request.shown_tools:
+            return Reply
+        if OPEN not in self.tokenizer.chat.source(request.shown_tools):
+            return Reply
+        return functools.partial(ToolReply, most=1 if request.parallel_tool_calls is False else None)
 
     def of_completion(self, request: CompletionRequest) -> list[list[int]]:
         """Return the ids of each prompt; an empty one begins with the model's first token."""
