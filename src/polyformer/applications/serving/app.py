@@ -47,6 +47,7 @@ class ModelServer:
     """A loaded model with its name, engine and limits.
 
     pooling: of vectors, if the folder of the model does not define it. cache: the policy of the KV cache.
+    engine: a kind of `Engine`.
     """
 
     def __init__(
@@ -57,11 +58,14 @@ class ModelServer:
         key: str | None = None,
         pooling: str | None = None,
         cache: CachePolicy | None = None,
+        *,
+        engine: Callable[..., Engine] = Engine,
     ):
         self.loaded, self.name, self.limits, self.key, self.pooling = loaded, name, limits, key, pooling
-        self.engine = self.prompts = None
+        self.engine: Engine | None = None
+        self.prompts: Prompts | None = None
         if "generate" in loaded.can:
-            self.engine = Engine(loaded.model, loaded.task.tokenizer, limits, cache)
+            self.engine = engine(loaded.model, loaded.task.tokenizer, limits, cache)
             self.prompts = Prompts(loaded, limits.tokens, limits.queue)
         self.metrics, self.created = Metrics(self.engine), int(time.time())
         self.embedding = threading.Lock()

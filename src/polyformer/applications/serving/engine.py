@@ -19,7 +19,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ class Engine:
         self.texts = KeptTexts(most) if self.joins and most else None
         self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         self.thread.start()
         return self
 

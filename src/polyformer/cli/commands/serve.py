@@ -9,15 +9,17 @@ variable POLYFORMER_API_KEY; put a proxy with HTTPS before it. SIGTERM and Ctrl-
 that have begun; a second signal ends it at once.
 """
 
+import functools
 import ipaddress
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Gt, Interval
+from annotated_types import Ge, Gt, Interval
 
 from polyformer.cli.commands.options import Device, argument, device, option, refuse
 from polyformer.core.errors import InputError, quote
@@ -26,7 +28,7 @@ from polyformer.core.ranges import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from polyformer.applications.serving.app import ModelServer
-    from polyformer.applications.serving.engine import Limits
+    from polyformer.applications.serving.engine import Engine, Limits
     from polyformer.attention.patterns import Pattern
 
 EXAMPLES = """examples:
@@ -34,13 +36,14 @@ EXAMPLES = """examples:
   polyformer serve smollm2-dir --port 8080 --max-batch 32 --max-tokens 2048
   polyformer serve runs/demo-1 --host 0.0.0.0 --api-key "$KEY"
   polyformer serve smollm2.gguf --cache int8
+  polyformer serve smollm2.gguf --draft lookup
   polyformer serve smollm2.gguf --attention "Window(512) | Global(4)" --memory "sinks(length=508)"
   polyformer serve minilm-dir
   curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}]}'
 """
 
-GENERATING = "attention", "memory", "cache"
+GENERATING = "attention", "memory", "cache", "draft", "draft_tokens", "lookup_ngram"
 """Options of models that generate."""
 
 KEY = "POLYFORMER_API_KEY"
@@ -85,6 +88,16 @@ class ServeOptions:
         "policy of the KV cache, such as 'snapkv(budget=1024)', which drops keys of long prompts, or 'int8' "
         "(default: all keys, as computed)",
         metavar="POLICY",
+    )
+    draft: str | None = option(
+        "proposes tokens for a text that is alone in the batch: 'lookup', or a model with the same tokenizer",
+        metavar="DRAFT",
+    )
+    draft_tokens: PositiveInt | None = option(
+        "with --draft: maximum number of tokens to propose (default: 5, lookup: 10)"
+    )
+    lookup_ngram: Annotated[int, Ge(2)] | None = option(
+        "with --draft lookup: largest n-gram to find in the preceding text (default: 3)"
     )
     pooling: Literal["mean", "first", "last", "max"] | None = option(
         "of an encoder's vectors, if its folder does not say it"
@@ -141,7 +154,8 @@ def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
     cache = None if options.cache is None else CachePolicy.from_dict(options.cache, "--cache")
     path = Path(options.model)
     name = options.name or (path.stem if path.is_file() else path.resolve().name)
-    server = ModelServer(loaded, name, limits_of(options, loaded.model), key, options.pooling, cache)
+    limits, engine = limits_of(options, loaded.model), engine_of(options, loaded)
+    server = ModelServer(loaded, name, limits, key, options.pooling, cache, engine=engine)
     if server.engine is None:
         loaded.embed("", options.pooling)  # raises an error for a model without a pooling
     elif not server.engine.joins:
@@ -150,6 +164,37 @@ def open_server(options: ServeOptions, key: str | None) -> "ModelServer":
             file=sys.stderr,
         )
     return server
+
+
+def engine_of(options: ServeOptions, loaded: Any) -> "Callable[..., Engine]":
+    """Return the kind of engine: with drafts by --draft; raise `InputError` for another tokenizer."""
+    from polyformer.applications.loaded import load
+    from polyformer.applications.serving.drafting import Drafting, DraftingEngine
+    from polyformer.applications.serving.engine import Engine
+    from polyformer.models.generation.config import SpeculationConfig
+
+    if options.draft is None:
+        refuse(options, ("draft_tokens", "lookup_ngram"), "requires --draft")
+        return Engine
+    draft: Any = "lookup"
+    if options.draft != "lookup":
+        refuse(options, ("lookup_ngram",), "requires --draft lookup")
+        other = load(options.draft, options.device)
+        if "generate" not in other.can or vocabulary(other) != vocabulary(loaded):
+            raise InputError(
+                f"--draft: expected a language model with the tokenizer of {options.model}, or 'lookup', got "
+                f"{options.draft}"
+            )
+        draft = other.model
+    numbers = {"draft_tokens": options.draft_tokens, "lookup_ngram": options.lookup_ngram}
+    chosen = {name: value for name, value in numbers.items() if value is not None}
+    drafting = Drafting(draft=draft, speculation=SpeculationConfig(**chosen))
+    return functools.partial(DraftingEngine, drafting=drafting)
+
+
+def vocabulary(loaded: Any) -> dict[str, int]:
+    """Return the tokens of a loaded language model with their ids."""
+    return loaded.task.tokenizer.backend.get_vocab()
 
 
 def attention_of(options: ServeOptions) -> "Pattern | None":
