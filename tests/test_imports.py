@@ -36,7 +36,7 @@ SHARED = {
     },
     "attention.mechanisms": {
         *("base", "block_choice", "compressed_slots", "length_projections", "pair_terms", "pair_weights"),
-        "random_directions",
+        *("fused_forgetting", "random_directions"),
     },
     "nn.cache": {"base", "call"},
     "nn.memory": {"base", "recurrent", "store"},

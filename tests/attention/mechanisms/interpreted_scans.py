@@ -120,6 +120,35 @@ def members(kind: str) -> Iterator[dict[str, Any]]:
         yield {"case": "decoder" if causal else "encoder", "difference": difference(actual, expected)}
 
 
+def forgetting() -> Iterator[dict[str, Any]]:
+    """Forgetting attention of whole texts and of documents, with a key head for two query heads."""
+    from polyformer.attention.mechanisms import softmax_attention
+
+    module: Any = MechanismConfig.from_dict("forgetting(gate_bias=1.0)").build(2 * HEADS, KEY)
+    with torch.no_grad():
+        module.gate_vector.copy_(normal(2 * HEADS, KEY))
+    for length in (2, 9, 70):  # a single token has gradients of 0
+        for packed in (False, True):
+            doc = (torch.arange(length) // 7).expand(BATCH, -1) if packed else None
+            context = Context(length, length, causal=True, q_doc=doc, kv_doc=doc)
+            tables = [normal(BATCH, heads, length, KEY) for heads in (2 * HEADS, HEADS, HEADS)]
+            weights = [normal(BATCH, 2 * HEADS, length, KEY)]
+
+            def run(*xs: Tensor, context: Context = context) -> tuple[Tensor]:
+                return (module(*xs, context, None, None)[0],)
+
+            module.double()
+            expected = with_gradients(run, [x.double() for x in tables], weights)
+            module.float()
+            softmax_attention.refusal, before = (lambda call: None), softmax_attention.refusal
+            actual = with_gradients(run, tables, weights)
+            softmax_attention.refusal = before
+            yield {
+                "case": f"{length} tokens" + (" in documents" if packed else ""),
+                "difference": difference(actual, expected),
+            }
+
+
 def rank_one() -> Iterator[dict[str, Any]]:
     """The recurrence of RWKV-7 by a kernel that the library does not use, from a state."""
     from fla.ops.generalized_delta_rule import dplr
@@ -153,8 +182,8 @@ RULES = {
 
 if __name__ == "__main__":
     name = sys.argv[1]
-    if name == "rank_one":
-        reports = rank_one()
+    if name in ("rank_one", "forgetting"):
+        reports = rank_one() if name == "rank_one" else forgetting()
     else:
         reports = scans(*RULES[name]) if name in RULES else members(name.removeprefix("member-"))
     for report in reports:

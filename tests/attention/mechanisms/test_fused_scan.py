@@ -168,7 +168,7 @@ def test_every_member_by_the_kernels_is_the_member_in_float64(name: str):
 @LINUX
 @nightly
 @pytest.mark.parametrize(
-    "name", ["simple_gla", "gla", "gated_delta_rule", "kda", "none", "delta", "rank_one"]
+    "name", ["simple_gla", "gla", "gated_delta_rule", "kda", "none", "delta", "rank_one", "forgetting"]
 )
 def test_outputs_states_and_gradients_are_those_of_the_scan(name: str):
     compare(name)

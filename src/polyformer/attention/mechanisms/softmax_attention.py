@@ -35,6 +35,12 @@ from polyformer.attention.mechanisms.base import (
     PositionTerms,
     check_head_size,
 )
+from polyformer.attention.mechanisms.fused_forgetting import (
+    GatedCall,
+    explained,
+    fused_forgetting,
+    refusal,
+)
 from polyformer.attention.mechanisms.pair_weights import CachedAttention, PairWeightsConfig
 from polyformer.attention.patterns.base import ScoreMod
 from polyformer.attention.patterns.mods import broadcasts
@@ -270,11 +276,21 @@ class Forgetting(CachedAttention):
     ) -> tuple[Tensor, State | None]:
         """Return softmax(q k^T / sqrt(D) + F_i - F_j) v over all keys of the cache, and the next cache."""
         k, v, state = appended(state, k, v)
-        decay = decay_between(self.log_forgotten(k, context), context)
+        gates, dropout = self.log_gates(k, context), self.config.dropout if self.training else 0.0
+        has_terms = position is not None and not position.is_plain
+        call = GatedCall(q, k, v, gates, context, has_terms, dropout)
+        if self.config.backend == "auto" and refusal(call) is None:
+            return fused_forgetting(call), state
+        decay = decay_between(gates.cumsum(-1), context)
         return self.attend(q, k, v, context, position, mods=(decay,)), state
 
-    def log_forgotten(self, k: Tensor, context: Context) -> Tensor:
-        """Return F [B, H, Tk], the sums of log f over keys k [B, Hkv, Tk, D]."""
+    def explained(self) -> str:
+        """Return what computes a whole text on the device of the parameters, and the reason."""
+        q = self.gate_vector.new_zeros(1, len(self.gate_vector), 2, self.gate_vector.shape[1])
+        return explained(self.config.backend, GatedCall(q, q, q, q[..., 0], Context(2, 2, causal=True)))
+
+    def log_gates(self, k: Tensor, context: Context) -> Tensor:
+        """Return log f [B, H, Tk] of keys k [B, Hkv, Tk, D], 0 at padding."""
         keys = at_least_float32(k)
         vector, bias = (x.to(keys.dtype) for x in (self.gate_vector, self.gate_bias))
         # [Hkv, G, D] x [B, Hkv, Tk, D] -> [B, H, Tk]: a key head has a gate for each of its query heads.
@@ -282,7 +298,7 @@ class Forgetting(CachedAttention):
         gates = F.logsigmoid(logits + bias.unsqueeze(-1))
         if context.kv_valid is not None:
             gates = gates.masked_fill(~context.kv_valid.unsqueeze(1).bool(), 0)
-        return gates.cumsum(-1)
+        return gates
 
 
 def decay_between(forgotten: Tensor, context: Context) -> ScoreMod:

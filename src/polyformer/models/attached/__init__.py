@@ -15,6 +15,7 @@ from polyformer.attention.functional.plan import Plan
 from polyformer.attention.mechanisms.base import Mechanism
 from polyformer.attention.mechanisms.pair_weights import CachedAttention
 from polyformer.attention.mechanisms.recurrence.base import Recurrence
+from polyformer.attention.mechanisms.softmax_attention import Forgetting
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.errors import InputError, quote
@@ -197,7 +198,7 @@ def explain(q: Any, *inputs: Any, **options: Any) -> Any:
 def _mechanism_line(mechanism: Mechanism) -> str:
     """Return a line with what computes a mechanism of this library."""
     kind = getattr(mechanism, "config").kind  # noqa: B009 - every mechanism of a model has a configuration
-    if isinstance(mechanism, Recurrence):
+    if isinstance(mechanism, Recurrence | Forgetting):
         return f"{kind}, by {mechanism.explained()}"
     if isinstance(mechanism, CachedAttention):
         return f"{kind}, planned for each call (explain(q, k, v, ...))"
