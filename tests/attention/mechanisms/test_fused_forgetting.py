@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyformer
-from polyformer.attention.mechanisms import fused_forgetting, softmax_attention
+from polyformer.attention.mechanisms import forgetting, fused_forgetting
 from polyformer.attention.mechanisms.fused_forgetting import KERNEL, GatedCall, explained, refusal
 from polyformer.attention.mechanisms.recurrence.fused_scan import WIDEST
 from polyformer.core.sequence.context import Context
@@ -87,7 +87,7 @@ def test_a_model_passes_what_the_kernel_needs_to_know(
         calls.append(each)
         return "asked"
 
-    monkeypatch.setattr(softmax_attention, "refusal", recorded)
+    monkeypatch.setattr(forgetting, "refusal", recorded)
     model(torch.ones(1, 5, dtype=torch.long))
     assert len(calls) == model.config.decoder.num_hidden_layers
     assert all((not each.has_terms and not each.dropout) == runs for each in calls)

@@ -3,6 +3,7 @@
 from polyformer.attention.mechanisms.alternate import AlternateConfig
 from polyformer.attention.mechanisms.base import Mechanism, MechanismConfig, ScoreTerms
 from polyformer.attention.mechanisms.chosen_blocks import MobaConfig, NSAConfig, TopBlocksConfig
+from polyformer.attention.mechanisms.forgetting import ForgettingConfig
 from polyformer.attention.mechanisms.gated_convolution import GatedConvolutionConfig
 from polyformer.attention.mechanisms.linear.feature_attention import PerformerConfig, RFAConfig
 from polyformer.attention.mechanisms.linformer import LinformerConfig
@@ -21,7 +22,6 @@ from polyformer.attention.mechanisms.routing import RoutingConfig
 from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
 from polyformer.attention.mechanisms.softmax_attention import (
     DifferentialConfig,
-    ForgettingConfig,
     SoftmaxConfig,
     SVDConfig,
 )

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from polyformer.attention.functional import attend as calls
 from polyformer.attention.functional.plan import Plan
 from polyformer.attention.mechanisms.base import Mechanism
+from polyformer.attention.mechanisms.forgetting import Forgetting
 from polyformer.attention.mechanisms.pair_weights import CachedAttention
 from polyformer.attention.mechanisms.recurrence.base import Recurrence
-from polyformer.attention.mechanisms.softmax_attention import Forgetting
 from polyformer.attention.patterns.base import MaskMod, Pattern, ScoreMod
 from polyformer.attention.positions.base import PositionConfig
 from polyformer.core.errors import InputError, quote
