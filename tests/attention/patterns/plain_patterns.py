@@ -265,3 +265,14 @@ def neighbourhood(pattern: Any, line: Line, i: int, j: int) -> bool:
             return False
         query, key = query % inner, key % inner
     return True
+
+
+@plain("BlockDiffusion")
+def block_diffusion(pattern: Any, line: Line, i: int, j: int) -> bool:
+    """The three parts of the mask of Arriola et al. 2025, section 3.3; segment 0 is the clean copy."""
+    query, key = line.position[i] // pattern.size, line.position[j] // pattern.size
+    noised_query, noised_key = line.segment[i] != 0, line.segment[j] != 0
+    block_diagonal = noised_query and noised_key and query == key
+    offset_block_causal = noised_query and not noised_key and key < query
+    block_causal = not noised_query and not noised_key and key <= query
+    return block_diagonal or offset_block_causal or block_causal

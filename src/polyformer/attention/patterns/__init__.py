@@ -2,6 +2,7 @@
 
 from polyformer.attention.patterns.base import Pattern
 from polyformer.attention.patterns.between_sequences import Aligned, SourceSpans, WaitK
+from polyformer.attention.patterns.block_diffusion import BlockDiffusion
 from polyformer.attention.patterns.blocks import BlockWindow, Blockwise, Fixed, Links, Random, Summary
 from polyformer.attention.patterns.composition import And, Or, PerHead, PerLayer, Without
 from polyformer.attention.patterns.etc import ETC
@@ -15,6 +16,7 @@ __all__ = [
     "ETC",
     "Aligned",
     "And",
+    "BlockDiffusion",
     "BlockWindow",
     "Blockwise",
     "ByDistance",
