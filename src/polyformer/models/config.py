@@ -23,6 +23,7 @@ class SpecialTokens(Config):
     pad: int | None = None
     bos: int | None = None  # the first token of an encoder-decoder's output
     eos: int | None = None  # ends generation
+    mask: int | None = None  # of a masked diffusion model: generation begins with it and replaces it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

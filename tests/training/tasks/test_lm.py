@@ -15,7 +15,7 @@ from polyformer.data.formats.readers import read_articles
 from polyformer.models.architectures import Transformer
 from polyformer.models.presets import model_config
 from polyformer.training.tasks import LanguageModelling, LanguageModellingConfig
-from polyformer.training.tasks.lm import text_metrics
+from polyformer.training.tasks.text import text_metrics
 
 TEXTS = ["The cat sat.\nIt slept.\n", "A dog", "Long " * 30 + "\n"]
 ROWS = [{"text": text} for text in TEXTS]

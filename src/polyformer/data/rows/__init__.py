@@ -112,11 +112,12 @@ def row_lengths(rows: Sequence[Row]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Collate:
-    """A function from rows to a batch of long tensors [B, T, ...], right-padded to the longest row.
+    """A function from rows to a batch of tensors [B, T, ...], right-padded to the longest row.
 
-    T is rounded up to a multiple of `multiple`. Token ids are padded with `pad_id`, labels with -100,
-    `document_ids` with a new document, `position_ids` with the last position, everything else with 0. Single
-    numbers (class labels, span ends) become [B]. Rows that are not packed get an `attention_mask` (1 = keep).
+    They are long, or float32 if the rows have floating-point numbers. T is rounded up to a multiple of
+    `multiple`. Token ids are padded with `pad_id`, labels with -100, `document_ids` with a new document,
+    `position_ids` with the last position, everything else with 0. Single numbers (class labels, span ends)
+    become [B]. Rows that are not packed get an `attention_mask` (1 = keep).
     """
 
     pad_id: int
@@ -130,13 +131,13 @@ class Collate:
         return batch
 
     def _stack(self, key: str, values: list[np.ndarray]) -> torch.Tensor:
+        kind = np.float32 if values[0].dtype.kind == "f" else np.int64
         if values[0].ndim == 0:
-            stacked = np.stack(values)
-            return torch.from_numpy(stacked.astype(np.float32 if stacked.dtype.kind == "f" else np.int64))
+            return torch.from_numpy(np.stack(values).astype(kind))
         width = max(map(len, values))
         width += -width % self.multiple
         fill = self.pad_id if key in _TOKEN_KEYS else _FILL.get(key, 0)
-        stacked = np.full((len(values), width, *values[0].shape[1:]), fill, np.int64)
+        stacked = np.full((len(values), width, *values[0].shape[1:]), fill, kind)
         for target, value in zip(stacked, values):
             target[: len(value)] = value
             if key == "document_ids" and len(value):

@@ -6,12 +6,20 @@ BPE a sign for the space before a word.
 
 Tokens are masked in units: a token, a whole word, or a run of up to `longest` of these. All functions are
 pure in the ids and a generator.
+
+Masked diffusion masks a random share of each text, and weights its tokens:
+
+    by rate    t ~ U(0, 1], each of L tokens is masked with probability t    weight 1 / t
+    by count   l ~ U{1 .. L}, l of L tokens are masked                       weight L / l
+
+The weighted sum of -log p over the masked tokens has the same expectation for both: an upper bound of -log p
+of the text (Nie et al. 2025, LLaDA, equations 3 and 6). The second varies less.
 """
 
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -165,6 +173,60 @@ def draw_runs(
                 runs.append((first, n))
                 break
     return runs
+
+
+class MaskedText(NamedTuple):
+    """A text with masked tokens, [T] each: labels are -100 and weights 0 at tokens that are never masked."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+
+def mask_by_rate(
+    ids: np.ndarray, texts: np.ndarray, generator: np.random.Generator, mask_id: int, least: float = 0.0
+) -> MaskedText:
+    """Mask the tokens of each text with a probability t of its own, uniform in (least, 1].
+
+    ids: [T]. texts: [T], the number of each token's text, from 0; -1 for a token that is never masked. least:
+    above 0 it limits the weight 1 / t, whose variance is infinite otherwise, and the sum leaves out what
+    rates below it contribute.
+
+    Source: Nie et al. 2025, algorithm 1; its released code has a `least` of 0.001.
+    """
+    rates = 1 - (1 - least) * generator.random(int(texts.max(initial=-1)) + 1)
+    draws = generator.random(len(ids))
+    return _masked(ids, texts, mask_id, draws < rates[texts] if len(rates) else texts >= 0, 1 / rates)
+
+
+def mask_by_count(
+    ids: np.ndarray, texts: np.ndarray, generator: np.random.Generator, mask_id: int
+) -> MaskedText:
+    """Mask l tokens of each text of L tokens, l uniform in 1 .. L; the arguments are those of `mask_by_rate`.
+
+    Source: Nie et al. 2025, equation 6 and algorithm 3.
+    """
+    sizes = np.bincount(texts[texts >= 0])
+    counts = generator.integers(1, sizes, endpoint=True) if len(sizes) else sizes
+    # Tokens in random order within their text; -1 comes first.
+    order = np.lexsort((generator.random(len(ids)), texts))
+    starts = np.concatenate([[0], np.cumsum(sizes)]) + int((texts < 0).sum())
+    places = np.empty(len(ids), np.int64)
+    places[order] = np.arange(len(ids))
+    chosen = places - starts[texts] < np.append(counts, 0)[texts]
+    return _masked(ids, texts, mask_id, chosen, sizes / counts)
+
+
+def _masked(
+    ids: np.ndarray, texts: np.ndarray, mask_id: int, chosen: np.ndarray, weights: np.ndarray
+) -> MaskedText:
+    """Return the text with the `chosen` tokens masked; weights: one for each text."""
+    chosen = chosen & (texts >= 0)
+    return MaskedText(
+        np.where(chosen, mask_id, ids),
+        np.where(chosen, ids, IGNORED),
+        np.where(texts >= 0, np.append(weights, 0.0)[texts], 0.0),
+    )
 
 
 Row = dict[str, Any]

@@ -55,7 +55,7 @@ from polyformer.training.tasks import (
 )
 from polyformer.training.tasks.classify import PairClassification
 from polyformer.training.tasks.labels import SingleLabelTask
-from polyformer.training.tasks.lm import text_metrics
+from polyformer.training.tasks.text import text_metrics
 
 Row = tuple[str, dict[str, float]]
 

@@ -23,6 +23,7 @@ from polyformer.training.tasks.conversations import (
     PreferenceTuningConfig,
 )
 from polyformer.training.tasks.denoise import Denoising, DenoisingConfig, SpanCorruption, SpanCorruptionConfig
+from polyformer.training.tasks.diffusion import MaskedDiffusion, MaskedDiffusionConfig
 from polyformer.training.tasks.image import (
     ImageConfig,
     ImageModelling,
@@ -95,6 +96,8 @@ __all__ = [
     "InstructionTuningConfig",
     "LanguageModelling",
     "LanguageModellingConfig",
+    "MaskedDiffusion",
+    "MaskedDiffusionConfig",
     "MaskedModelling",
     "MaskedModellingConfig",
     "MixturePart",

@@ -17,8 +17,6 @@ query stream begins with the vector of <mask>. See `polyformer.models.architectu
 
 import dataclasses
 import itertools
-import math
-import unicodedata
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -52,10 +50,10 @@ from polyformer.training.tasks.text import (
     TextRows,
     TextTask,
     TextTaskConfig,
-    exp,
     loss_total,
-    perplexity_metrics,
     required,
+    text_counts,
+    text_metrics,
 )
 
 
@@ -170,12 +168,7 @@ class Documents(TextRows):
 
     def count(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the words and bytes of the text; empty if the tokenizer loses part of it."""
-        texts = [composed(row["text"]) for row in rows]
-        encoded = self.tokenizer.encode_batch(texts)
-        if any(composed(self.tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
-            return {}
-        words = sum(len(text.split()) + text.count("\n") for text in texts)
-        return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
+        return text_counts(self.tokenizer, rows)
 
 
 class TextPerplexity(Perplexity):
@@ -280,20 +273,6 @@ def checked(config: ModelConfig, task: LanguageModellingConfig) -> ModelConfig:
             "memory: rows in random order leave nothing to remember; set task.feed to 'in_order'"
         )
     return config
-
-
-def composed(text: str) -> str:
-    """Return `text` in NFC."""
-    return unicodedata.normalize("NFC", text)
-
-
-def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
-    """Return the metrics for `nats` of a text: see `TextPerplexity`."""
-    metrics = perplexity_metrics(nats, tokens)
-    if counts:
-        metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))
-        metrics["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
-    return metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

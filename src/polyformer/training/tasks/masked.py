@@ -87,10 +87,11 @@ class DocumentRows(TextRows):
     """Rows of documents, each <cls> text <sep>, packed end to end or in separate rows."""
 
     config: Any
+    marks = staticmethod(row_marks)
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.cls, self.sep = row_marks(tokenizer)
+        self.cls, self.sep = self.marks(tokenizer)
         if config.packed:
             self.frame = self.cls, self.sep
 

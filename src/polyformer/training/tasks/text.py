@@ -8,6 +8,7 @@ A loss is in nats (natural logarithm) per label. Metrics are computed from sums 
 import abc
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -81,6 +82,30 @@ def prediction_totals(output: ModelOutput, labels: Tensor) -> Tensor:
 def prediction_metrics(nats: float, correct: float, count: float) -> dict[str, float]:
     """Return loss, perplexity and accuracy = correct / count."""
     return {**perplexity_metrics(nats, count), "accuracy": correct / max(count, 1)}
+
+
+def composed(text: str) -> str:
+    """Return `text` in NFC."""
+    return unicodedata.normalize("NFC", text)
+
+
+def text_counts(tokenizer: Tokenizer, rows: Sequence[Row]) -> dict[str, float]:
+    """Return the words and bytes of the texts of rows; empty if the tokenizer loses part of them."""
+    texts = [composed(row["text"]) for row in rows]
+    encoded = tokenizer.encode_batch(texts)
+    if any(composed(tokenizer.decode(ids)) != text for ids, text in zip(encoded, texts)):
+        return {}
+    words = sum(len(text.split()) + text.count("\n") for text in texts)
+    return {"words": words, "bytes": sum(len(text.encode()) for text in texts)}
+
+
+def text_metrics(nats: float, tokens: float, counts: dict[str, float]) -> dict[str, float]:
+    """Return the metrics for `nats` of a text: see `TextPerplexity` of the task lm."""
+    metrics = perplexity_metrics(nats, tokens)
+    if counts:
+        metrics["word_perplexity"] = exp(nats / max(counts["words"], 1))
+        metrics["bits_per_byte"] = nats / math.log(2) / max(counts["bytes"], 1)
+    return metrics
 
 
 STREAMED_ROWS = 10_000  # maximum number of rows of streamed validation data
@@ -181,8 +206,8 @@ class TextRows(TaskRows):
         """
         if self.frame is None:
             raise InputError(
-                f"data: {text.name} is prepared text, which the tasks lm, mlm, electra and permuted_lm read, "
-                "as packed rows with masks of their own; name the text itself"
+                f"data: {text.name} is prepared text, which the tasks lm, mlm, electra, permuted_lm and "
+                "masked_diffusion read, as packed rows with masks of their own; name the text itself"
             )
         text.check_tokenizer(self.tokenizer, "tokenizer")
         return [FramedText(part, *self.frame) for part in text.parts]
