@@ -308,3 +308,12 @@ def test_a_run_is_resumed_and_evaluated(
     recorded = read_json(out / "run.json")["metrics"]["validation"]
     assert "standard_error" in recorded
     assert float(cells[1]) == pytest.approx(recorded["loss"], rel=1e-3), header
+    asked = ["--max-new-tokens", "9", "--denoising-steps", "5", "--device", "cpu"]
+    assert main(["generate", str(out), "--prompt", "line", *asked]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("line")
+    loaded = polyformer.load(out, device="cpu")
+    assert loaded.generate("line", max_new_tokens=9, denoising_steps=5) == text.removesuffix("\n")
+    sampled = [*asked, "--seed", "1", "--remasking", "random"]
+    assert main(["generate", str(out), "--prompt", "line", *sampled]) == 0
+    assert capsys.readouterr().out != text

@@ -244,6 +244,7 @@ TASKS: dict[type[tasks.Task], type[LoadedModel]] = {
     tasks.Extraction: Extractor,
     tasks.SequenceToSequence: TargetWriter,
     tasks.LanguageModelling: Continuer,
+    tasks.MaskedDiffusion: Continuer,
     tasks.InstructionTuning: Continuer,
     tasks.PreferenceTuning: Continuer,
     TextTask: TextEncoder,  # the base class of the others comes last

@@ -19,8 +19,8 @@ have the same position, for the blocks and for the positional encoding, so a row
     position_ids      0   ..   n-1        0   ..   n-1
 
 Without segments all tokens are clean: every block sees itself and the blocks before it. This is the mask in
-which a model writes (the paper's section 3.2): later blocks do not change what a finished block is, so its
-keys and values are computed once. A mask token within the last block is then seen by its own block only, as
+which a model writes (the paper's section 3.2): a finished block does not depend on later blocks, so its keys
+and values are computed once. A mask token within the last block is then seen by its own block only, as
 in x_t.
 
 Position schemes that count slots, not positions, tell the copies apart; use rotary or added positions.

@@ -6,7 +6,8 @@ their order, separated by an empty line.
 The default is greedy decoding. --temperature, --top-k, --top-p and --seed select sampling; --num-beams
 selects beam search, --num-beam-groups diverse beam search; --penalty-alpha selects contrastive search among
 the --top-k most probable tokens; --dola-layers contrasts layers (DoLa). --draft generates the same text with
-fewer passes of the model and prints on standard error how many proposed tokens were accepted. Without an
+fewer passes of the model and prints on standard error how many proposed tokens were accepted. A masked
+diffusion model fills masks: --denoising-steps, --block-length and --remasking say in which order. Without an
 option, a checkpoint's own generation settings apply. --datastore mixes in the next tokens of similar contexts
 in another text (kNN-LM); with --frozen, a model that was trained with neighbours (SPALM) reads them.
 
@@ -42,6 +43,7 @@ EXAMPLES = """examples:
   polyformer generate runs/demo-1 --prompt "def " --dola-layers high --repetition-penalty 1.2
   polyformer generate runs/demo-1 --prompt "def " --draft lookup
   polyformer generate runs/medusa --prompt "def " --draft self
+  polyformer generate runs/diffusion-1 --prompt "The " --denoising-steps 32 --block-length 16
   polyformer generate smollm2.gguf --chat "What is the capital of France?"
   polyformer generate runs/demo-1 --prompt "def " --max-new-tokens 1000 --compile
   polyformer generate model.gguf --file book.txt --cache "snapkv(budget=1024)"
@@ -65,8 +67,11 @@ SETTINGS = (
     "dola_layers",
     "no_repeat_ngram_size",
     "repetition_penalty",
+    "denoising_steps",
+    "block_length",
+    "remasking",
 )
-"""Options with the names of transformers' generation settings, and the seed."""
+"""Options with the names of generation settings, most of them transformers' names."""
 
 SPECULATION = "draft_tokens", "lookup_ngram"
 
@@ -76,7 +81,8 @@ class GenerateOptions:
     """Options of `polyformer generate`."""
 
     run: str = argument(
-        "folder of a trained run of the task lm, or of a checkpoint with its tokenizer", metavar="RUN"
+        "folder of a trained run of the task lm or masked_diffusion, or of a checkpoint with its tokenizer",
+        metavar="RUN",
     )
     text: tuple[str, ...] = argument(
         "texts to continue, each in quotes (default: an empty text, the beginning of a document)", ()
@@ -118,6 +124,16 @@ class GenerateOptions:
     no_repeat_ngram_size: int | None = option("do not repeat n-grams of N tokens (default: 0, no limit)")
     repetition_penalty: float | None = option(
         "values above 1 make tokens that already occur less probable (default: 1, no penalty)"
+    )
+    denoising_steps: int | None = option(
+        "masked diffusion: passes of the model for all new tokens (default: one for each token)"
+    )
+    block_length: int | None = option(
+        "masked diffusion: write blocks of N tokens from left to right (default: all tokens at once, or the "
+        "blocks of the model)"
+    )
+    remasking: Literal["confidence", "entropy", "random"] | None = option(
+        "masked diffusion: which predictions are kept; random requires sampling (default: confidence)"
     )
     draft: str | None = option(
         "speculative decoding with proposals of a smaller model with the same tokenizer (a run or a "

@@ -186,11 +186,11 @@ class MaskedText(NamedTuple):
 def mask_by_rate(
     ids: np.ndarray, texts: np.ndarray, generator: np.random.Generator, mask_id: int, least: float = 0.0
 ) -> MaskedText:
-    """Mask the tokens of each text with a probability t of its own, uniform in (least, 1].
+    """Mask the tokens of each text with one probability t per text, uniform in (least, 1].
 
     ids: [T]. texts: [T], the number of each token's text, from 0; -1 for a token that is never masked. least:
-    above 0 it limits the weight 1 / t, whose variance is infinite otherwise, and the sum leaves out what
-    rates below it contribute.
+    a number above 0 limits the weights 1 / t, because their sum has an infinite variance otherwise; it leaves
+    out the contribution of lower rates.
 
     Source: Nie et al. 2025, algorithm 1; its released code has a `least` of 0.001.
     """
@@ -202,7 +202,7 @@ def mask_by_rate(
 def mask_by_count(
     ids: np.ndarray, texts: np.ndarray, generator: np.random.Generator, mask_id: int
 ) -> MaskedText:
-    """Mask l tokens of each text of L tokens, l uniform in 1 .. L; the arguments are those of `mask_by_rate`.
+    """Mask l tokens of each text of L tokens, l uniform in 1 .. L; arguments as in `mask_by_rate`.
 
     Source: Nie et al. 2025, equation 6 and algorithm 3.
     """

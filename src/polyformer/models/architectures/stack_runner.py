@@ -241,7 +241,7 @@ class StackRunner:
             context, inputs = shard_sequence(context, shard, ids.device), inputs.local_part(shard)
             ids, pos = shard.take(ids), shard.take(pos)
         source = None
-        if state is not None and self.config.encoder is not None:
+        if state is not None and self.name == "decoder" and self.config.encoder is not None:
             source = self._source(state, target, shard)
         layer_states = state.layers if state is not None and cached else None
         if layer_states is not None:

@@ -1,8 +1,9 @@
-"""Generation: greedy search, sampling and beam search, for decoders and encoder-decoders."""
+"""Generation: searches with decoders and encoder-decoders, and denoising with masked diffusion models."""
 
 from polyformer.models.generation.config import (
     BeamConfig,
     ContrastiveConfig,
+    DenoisingConfig,
     DolaConfig,
     GenerationConfig,
     SamplingConfig,
@@ -28,6 +29,7 @@ __all__ = [
     "ContinuedText",
     "ContrastiveConfig",
     "Decode",
+    "DenoisingConfig",
     "DolaConfig",
     "Draft",
     "DraftStatistics",

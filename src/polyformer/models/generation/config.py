@@ -156,6 +156,15 @@ class SpeculationConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DenoisingConfig(Config):
+    """Masked diffusion models: how masks become tokens (`generation/denoising.py`)."""
+
+    denoising_steps: PositiveInt | None = None  # of all new tokens together; None: one for each token
+    block_length: PositiveInt | None = None  # tokens written before the next ones; None: all, or the model's
+    remasking: Literal["confidence", "entropy", "random"] = "confidence"  # which predictions are kept first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialIds(Config):
     """Special tokens for generation only; None for the model's tokens."""
 
@@ -181,6 +190,7 @@ class GenerationConfig(Config):
     contrastive: ContrastiveConfig = ContrastiveConfig()
     dola: DolaConfig = DolaConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    denoising: DenoisingConfig = DenoisingConfig()
     cache: CachePolicy | None = None  # which keys the KV cache keeps, and how; None for all as they are
 
     def __post_init__(self) -> None:

@@ -329,7 +329,7 @@ class Decoder:
 
         layers: the hidden states of all layers, [N, T, E] each.
         """
-        _check_finite(logits)
+        check_finite(logits)
         if self.dola is not None and layers is not None:
             logits = self.dola(logits, layers)
         if self.mixture is not None and self.last is not None:
@@ -337,7 +337,7 @@ class Decoder:
         return logits
 
 
-def _check_finite(logits: Tensor) -> None:
+def check_finite(logits: Tensor) -> None:
     """Raise `InputError` if a logit is NaN."""
     if math.isnan(logits.amax().item()):  # the maximum propagates NaN without a second tensor
         raise InputError(
@@ -368,6 +368,11 @@ def check_shape(model: GenerativeModel, input_ids: Tensor) -> None:
         raise InputError(
             "generate: needs a decoder with a language-model head; this model predicts no next token"
         )
+    check_batch(input_ids)
+
+
+def check_batch(input_ids: Tensor) -> None:
+    """Raise `InputError` for ids that are not a batch."""
     if input_ids.dim() != 2 or not input_ids.numel():
         raise InputError(
             f"input_ids: expected [batch, length] with a token or more, got {tuple(input_ids.shape)}"
@@ -386,24 +391,40 @@ def check_inputs(
     first: the start token of an encoder-decoder's output.
     """
     assert model.decoder is not None
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        expected, shape = tuple(input_ids.shape), tuple(attention_mask.shape)
-        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {shape}")
-    prompt = 0
     if model.encoder is None:
-        # Padding takes no positions.
-        prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
-        # New tokens follow the last column of every row.
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise InputError(
-                "attention_mask: a row ends in padding; pad on the left, so that its text can go on"
-            )
-    elif first is None:
+        check_prompt(input_ids, attention_mask, max_new_tokens, model.decoder.position.max_positions)
+        return
+    check_mask(input_ids, attention_mask)
+    if first is None:
         raise InputError(
             "special.bos: an encoder-decoder needs a start token for its output; set it in the config, or "
             "special.start of the generation"
         )
-    limit = model.decoder.position.max_positions
+    check_positions(0, max_new_tokens, model.decoder.position.max_positions)
+
+
+def check_mask(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Raise `InputError` for a mask with another shape than the ids."""
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        expected, shape = tuple(input_ids.shape), tuple(attention_mask.shape)
+        raise InputError(f"attention_mask: expected the shape of input_ids {expected}, got {shape}")
+
+
+def check_prompt(
+    input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int, limit: int | None
+) -> None:
+    """Raise `InputError` for a prompt that cannot be continued. limit: the number of learned positions."""
+    check_mask(input_ids, attention_mask)
+    # Padding takes no positions.
+    prompt = input_ids.shape[1] if attention_mask is None else int(attention_mask.sum(1).max())
+    # New tokens follow the last column of every row.
+    if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+        raise InputError("attention_mask: a row ends in padding; pad on the left, so that its text can go on")
+    check_positions(prompt, max_new_tokens, limit)
+
+
+def check_positions(prompt: int, max_new_tokens: int, limit: int | None) -> None:
+    """Raise `InputError` if the tokens of a prompt and the new tokens have no learned positions."""
     if limit is not None and prompt + max_new_tokens > limit:
         raise InputError(
             f"max_new_tokens: {prompt} tokens of prompt and {max_new_tokens} new ones are more than the "

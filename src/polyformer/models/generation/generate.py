@@ -10,7 +10,7 @@ from torch import Tensor
 from polyformer.core.errors import InputError, caution
 from polyformer.core.modules import names_wrong_types
 from polyformer.models.generation.beam_search import beam_search
-from polyformer.models.generation.config import GenerationConfig, with_settings
+from polyformer.models.generation.config import DenoisingConfig, GenerationConfig, with_settings
 from polyformer.models.generation.decoder import (
     Decoder,
     GenerativeModel,
@@ -20,7 +20,14 @@ from polyformer.models.generation.decoder import (
     check_shape,
     prompt_or_start_token,
 )
-from polyformer.models.generation.processors import Dola, blockwise_argmax, candidate_layers, processors
+from polyformer.models.generation.denoising import DenoisingRules, check_denoising, confidence, denoised
+from polyformer.models.generation.processors import (
+    Dola,
+    blockwise_argmax,
+    candidate_layers,
+    processors,
+    sampling_processors,
+)
 from polyformer.models.generation.results import (
     Decode,
     DraftStatistics,
@@ -60,7 +67,8 @@ def generate(
     """Generate the continuation of `input_ids`, or the output of an encoder-decoder.
 
     Args:
-        model: a `Transformer` with a decoder and a language-model head, in evaluation mode (else a warning).
+        model: a `Transformer` with a decoder and a language-model head, or an encoder with `special.mask`
+            (masked diffusion, `generation.denoising`), in evaluation mode (else a warning).
         input_ids: [B, T], prompts padded on the left, or sources; without ids `special.bos` begins one text.
         attention_mask: [B, T], 1 for real tokens; each row is continued exactly as in a batch of 1.
         config: by default 64 tokens, greedy; options by name (`max_new_tokens=20`) override it.
@@ -83,6 +91,31 @@ def generate(
     config = with_settings(config or GenerationConfig(), inputs_and_settings)
     special = special_ids(model, config)
     input_ids = prompt_or_start_token(model, input_ids, special.start)
+    writes = {"streamer": streamer, "decode": decode, "generator": generator}
+    extras = {"draft": draft, "mixture": mixture, "retrieval": retrieval, "compile": compile}
+    if model.decoder is None and model.config.special.mask is not None:
+        others = {**inputs, **extras}
+        return _denoised(model, input_ids, attention_mask, config, special, others, **writes)
+    return _searched(model, input_ids, attention_mask, config, special, inputs, **writes, **extras)
+
+
+def _searched(
+    model: GenerativeModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    config: GenerationConfig,
+    special: "GenerationTokens",
+    inputs: Mapping[str, Tensor],
+    *,
+    streamer: Callable[[Tensor], None] | None,
+    decode: Decode | None,
+    generator: torch.Generator | None,
+    draft: Draft | None,
+    mixture: Mixture | None,
+    retrieval: Retrieval | None,
+    compile: bool | None,
+) -> Generated:
+    """Return `generate` of a decoder or an encoder-decoder, token by token."""
     check_shape(model, input_ids)
     width = input_ids.shape[1] if model.encoder is None else 1  # with an encoder: the start token
     max_new_tokens, beginning = config.lengths(width)[1], (input_ids, attention_mask, special.start)
@@ -93,7 +126,7 @@ def generate(
     contrast = _layer_contrast(model, config, mixture or retrieval)
     reading = {"dola": contrast, "compile": compile, "cache": config.cache}
     decoder = Decoder(model, max_new_tokens, mixture, retrieval, **reading)
-    prompts = _prompts(model, input_ids, attention_mask)
+    prompts = _prompts(input_ids, attention_mask, model.encoder is not None)
     _warn_of_training_mode(model=model, draft=draft)
     with decoder.recording(), torch.no_grad():
         active = processors(config, special.eos, width, input_ids.device)
@@ -102,6 +135,44 @@ def generate(
         return _with_prompt(
             *prompts, *_search(decoder, (*beginning, inputs), rules, config, generator, draft)
         )
+
+
+def _denoised(
+    model: GenerativeModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    config: GenerationConfig,
+    special: "GenerationTokens",
+    others: Mapping[str, Any],
+    *,
+    streamer: Callable[[Tensor], None] | None,
+    decode: Decode | None,
+    generator: torch.Generator | None,
+) -> Generated:
+    """Return `generate` of a masked diffusion model; others: arguments that it does not take."""
+    width, count = input_ids.shape[1], config.num_return_sequences
+    new, asked = config.lengths(width)[1], config.denoising
+    check_denoising(model, config, others, (input_ids, attention_mask), new)
+    check_options(model, config, special, streamer, decode)
+    _warn_of_training_mode(model=model)
+    generator = generator_for(config, generator, input_ids.device)
+    prompts = _prompts(input_ids, attention_mask, source=False)
+    rules = DenoisingRules(
+        new,
+        new if asked.denoising_steps is None else asked.denoising_steps,
+        model.config.special.mask,
+        special.fill,
+        sampling_processors(config.sampling),
+        sampler(generator) if config.method == "sample" else blockwise_argmax,
+        confidence(asked.remasking, generator),
+        stopping(config, special.eos, decode, streamer, *prompts),
+        streamer,
+    )
+    rows = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(count)
+    padding = None if prompts[1] is None else prompts[1][rows]
+    with torch.no_grad():
+        result = denoised(model, input_ids[rows], padding, asked, rules, rows.tolist())
+    return _with_prompt(*prompts, result, None)
 
 
 # The arguments of `Decoder.start`.
@@ -156,11 +227,9 @@ def _layer_contrast(
     return Dola(candidates, model.predictions, stack.final_norm)
 
 
-def _prompts(
-    model: GenerativeModel, input_ids: Tensor, attention_mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the tokens that the new ones follow, none for an encoder-decoder, and their padding [B]."""
-    if model.encoder is not None:
+def _prompts(input_ids: Tensor, attention_mask: Tensor | None, source: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens that the new ones follow, none after a `source`, and their padding [B]."""
+    if source:
         return input_ids[:, :0], None
     return input_ids, None if attention_mask is None else (attention_mask == 0).sum(1)
 
@@ -237,6 +306,13 @@ def check_options(
     """Raise `InputError` for options that the model or another argument of `generate` excludes."""
     if config.stop and decode is None:
         raise InputError("decode: stop strings require it; pass the tokenizer's decode")
+    asked, default = config.denoising, DenoisingConfig()
+    for field in dataclasses.fields(asked) if model.decoder is not None else ():
+        if getattr(asked, field.name) != getattr(default, field.name):
+            raise InputError(
+                f"{field.name}: only masked diffusion models (encoders with special.mask) use it; leave it "
+                "out"
+            )
     if streamer is not None and config.method == "beam":
         raise InputError(
             "streamer: beam search knows its text only at the end; leave the streamer or num_beams out"
