@@ -7,7 +7,8 @@ tokens. With --datastore, prints the perplexity of a language model with and wit
 p = lambda p_kNN + (1 - lambda) p_LM with p_kNN from exp(-squared distance / temperature), reading the text in
 the same windows as the store's text. --tune chooses lambda and temperature on another text and saves them in
 the store. A Decision Transformer is also evaluated in its environment: the table compares target and achieved
-returns, which returns.png shows.
+returns, which returns.png shows. For a masked diffusion model the loss and the perplexity are upper bounds,
+with a standard error of the loss for the random choice of masks.
 
 --data is read like the data of the run: the same columns, in the format of its own files. --report writes
 report.html, a page about the run with all its evaluations.
@@ -44,6 +45,7 @@ EXAMPLES = """examples:
   polyformer evaluate runs/xl --memory-length 1024
   polyformer evaluate runs/spalm --data new.txt --frozen runs/wikitext2 --datastore stores/wikitext2
   polyformer evaluate runs/memorizing --store-size 65536
+  polyformer evaluate runs/diffusion-1 --samples 32
   polyformer evaluate runs/dt --returns 100,300,500 --episodes 50
   polyformer evaluate runs/gtrxl-1 --episode episode.gif
   polyformer evaluate model.gguf --tasks my_task --task-folder tasks/ --cache "snapkv(budget=512)"
@@ -105,6 +107,11 @@ class EvaluateOptions:
     store_size: int | None = option(
         "for a model with the memory 'memorizing': tokens in its store (default: as in training)", metavar="N"
     )
+    samples: int | None = option(
+        "for masked diffusion: masks drawn for each row, 2 or more; the standard error falls with their root "
+        "(default: as in the recipe)",
+        most=COUNT,
+    )
     returns: str | None = option(
         "for a Decision Transformer: target returns, separated by commas (default: minimum, quartiles and "
         "maximum of the training episodes)",
@@ -154,7 +161,7 @@ def run(options: EvaluateOptions) -> None:
             if getattr(options, name) is not None and options.frozen is None:
                 raise InputError(f"--progress: not available with --{name}")
     if options.datastore is not None and options.frozen is None:
-        names = ("memory_length", "store_size", "length", "cache", "report")
+        names = ("memory_length", "store_size", "samples", "length", "cache", "report")
         refuse(options, names, "not available with --datastore")
         refuse_settings(options, "not available with --datastore")
         from polyformer.cli.commands.datastore import measure
@@ -178,7 +185,9 @@ def run_tasks(options: EvaluateOptions) -> None:
 
     refuse_several("--tasks")
     others = ("data", "datastore", "tokens", "format", "frozen", "memory_length", "store_size", "progress")
-    refuse(options, (*others, *DATASTORE, *ACTING, "episode", "report"), "not available with --tasks")
+    refuse(
+        options, (*others, "samples", *DATASTORE, *ACTING, "episode", "report"), "not available with --tasks"
+    )
     refuse_settings(options, "not available with --tasks")
     assert options.tasks is not None
     settings = HarnessSettings(
@@ -229,6 +238,8 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         set_length(model, options.memory_length)
     if options.store_size is not None:
         set_store(model, options.store_size)
+    if options.samples is not None:
+        set_samples(run, options.samples)
     source = nullcontext(run.task)
     if options.frozen is not None:
         from polyformer.cli.commands.datastore import with_neighbours
@@ -243,7 +254,7 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
             raise InputError(
                 "--progress: a model with a memory must read its text from start to end; leave it out"
             )
-        settings = [recipe.to_dict(), options.memory_length, options.store_size]
+        settings = [recipe.to_dict(), options.memory_length, options.store_size, options.samples]
         shared = resumable(options.progress, shared, model, settings)
         scores = [(name, task.score(model, rows, shared)) for name, rows in parts.items() if rows is not None]
     report(shared)
@@ -258,6 +269,23 @@ def measure_run(options: EvaluateOptions, shared: "Workers") -> None:
         try_out(run, model, options)
     if options.report:
         report_on(run, dict(scores))
+
+
+def set_samples(run: "Run", samples: int) -> None:
+    """Set the number of masks for each row; raise `InputError` for a run of another task."""
+    from annotated_types import Ge
+
+    from polyformer.core.ranges import check_range
+    from polyformer.training.tasks.diffusion import LikelihoodBound
+
+    metrics = run.task.metrics
+    if not isinstance(metrics, LikelihoodBound):
+        kind = quote(run.recipe.task.kind)
+        raise InputError(
+            f"--samples: requires a run of the task 'masked_diffusion', and {run.folder} has {kind}"
+        )
+    check_range("--samples", samples, Ge(2))
+    metrics.samples = samples
 
 
 def report_on(run: "Run", scores: dict[str, dict[str, float]]) -> None:
@@ -302,7 +330,7 @@ def measure_checkpoint(options: EvaluateOptions, shared: "Workers") -> bool:
         if options.datastore is None:
             refuse(options, CHECKPOINT, "only for a checkpoint or with --datastore; leave it out")
         return False
-    names = ("frozen", "memory_length", "store_size", "report", *ACTING)
+    names = ("frozen", "memory_length", "store_size", "samples", "report", *ACTING)
     refuse(options, names, "not available for a checkpoint; leave it out")
     refuse_settings(options, "not available for a checkpoint; leave it out")
     from polyformer.cli.commands import datastore
