@@ -65,6 +65,7 @@ class FamilyTables:
     tasks: ClassVar[Mapping[str, Task]]
     base_model_prefix: ClassVar[str] = ""  # of the trunk's tensors, "" for none
     removed: ClassVar[str] = ""  # the first version of transformers without the family, "" for none
+    outside: ClassVar[bool] = False  # whether its code is with its files on the Hub, not in transformers
     paper: ClassVar[str]
     objective: ClassVar[str]
 

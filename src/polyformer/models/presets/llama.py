@@ -1,9 +1,9 @@
-"""Llama and the decoders of its layout: Mistral, Qwen2 and Qwen3, SmolLM2, Phi-3, OLMo 2, Gemma 3.
+"""Llama and the models of its layout: Mistral, Qwen2 and Qwen3, SmolLM2, Phi-3, OLMo 2, Gemma 3, LLaDA.
 
 Pre-norm with RMS norms, rotary positions, SwiGLU, no biases and no dropout; later sizes share keys and values
 among groups of heads. Touvron et al. 2023 (two papers), Grattafiori et al. 2024, Jiang et al. 2023,
 Yang et al. 2024, Yang et al. 2025, Ben Allal et al. 2025, Abdin et al. 2024, OLMo Team 2024,
-Gemma Team 2025.
+Gemma Team 2025. LLaDA is an encoder (Nie et al. 2025).
 """
 
 import dataclasses
@@ -65,6 +65,24 @@ class LlamaPreset(SizedPreset):
             special=SpecialTokens(bos=self.ends[0], eos=self.ends[1]),
             initializer_range=0.02,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LladaPreset(LlamaPreset):
+    """LLaDA's layout: Llama's with attention in both directions.
+
+    Args:
+        mask: the id of the mask token.
+    """
+
+    mask: int
+
+    def config(self) -> ModelConfig:
+        config = super().config()
+        special = dataclasses.replace(config.special, pad=self.ends[1], bos=None, mask=self.mask)
+        embedding = dataclasses.replace(config.embedding, embedding_dropout=0.0)
+        sides = {"encoder": config.decoder, "decoder": None}
+        return dataclasses.replace(config, embedding=embedding, special=special, **sides)
 
 
 register_presets(
@@ -378,5 +396,21 @@ register_presets(
         inner_width=6912,
         key_value_heads=1,
         vocabulary=262144,
+    ),
+)
+
+register_presets(
+    LladaPreset(
+        "llada-8b",
+        "LLaDA, a masked diffusion model: encoder, 32 layers of 4096, 8.0B parameters (Nie et al. 2025).",
+        layers=32,
+        width=4096,
+        heads=32,
+        inner_width=12288,
+        key_value_heads=32,
+        vocabulary=126464,
+        base=500_000.0,
+        ends=(126080, 126081),
+        mask=126336,
     ),
 )

@@ -152,6 +152,8 @@ def command_of(config: ModelConfig) -> str | None:
     """Return the command for the head of a model, or None."""
     if config.head.kind in ("language_model", "adaptive_softmax") and config.decoder is not None:
         return "generate" if config.encoder is None else "translate"
+    if config.head.kind == "language_model" and config.special.mask is not None:  # masked diffusion
+        return "generate"
     return COMMANDS.get(config.head.kind)
 
 
