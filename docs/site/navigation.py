@@ -33,6 +33,7 @@ PARTS: dict[str, list[str]] = {
         "chat",
         "cluster",
         "depth",
+        "diffusion",
         "datastores",
         "agents",
         "explorer",
