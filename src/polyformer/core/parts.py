@@ -11,8 +11,8 @@ weight of a pruned layer), and so does a property of a subclass (a parametrized 
 
 **Bound parts.** `nn.Module.__call__` looks for hooks, compilers and replaced methods at every call. With the
 search for parts this takes a fifth of a forward pass of small layers. A stack looks once, for all of its
-modules: if nothing watches them, then until the call ends each declared submodule stands in its instance as
-a function, its `Bound`. What runs is the same `forward`, so that values and gradients are equal, bit for bit.
+modules: if nothing watches them, then until the call ends each declared submodule is a function in its
+instance, its `Bound`. What runs is the same `forward`: values and gradients are equal, bit for bit.
 
 A hook, a compiled or a replaced part is seen before the next call: the whole stack then runs as modules. So
 does a stack inside a compiler, a tracer or a transform. Weights are read at every call. Copies and pickles
@@ -129,15 +129,15 @@ def declared_parts(kind: type[nn.Module]) -> tuple[Part, ...]:
 
 
 class Binding:
-    """The parts of all modules below `root` as `Bound`, and what must stay as it was.
+    """The parts of all modules below `root` as `Bound`, and what must not change.
 
-    few_rows: for calls whose products are small.
+    few_rows: for calls with small products.
     """
 
     def __init__(self, root: nn.Module, few_rows: bool) -> None:
         self.places: list[tuple[dict[str, Any], str, Any]] = []  # instance, name and value of each part
         self.further: list[tuple[dict[str, Any], str, Any]] = []  # shorter methods
-        self.bound: dict[nn.Module, Bound] = {}  # a module that stands in several places is bound once
+        self.bound: dict[nn.Module, Bound] = {}  # a shared module is bound once
         watched: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         for module in root.modules():
             self._place_parts(module, few_rows, watched)
@@ -178,7 +178,7 @@ class Binding:
 
     def _bound(self, module: nn.Module, few_rows: bool) -> "nn.Module | Bound":
         if type(module).forward is nn.Module.forward:
-            return module  # it is not called, as a position scheme, whose methods are
+            return module  # only its methods are called, as of a position scheme
         if module not in self.bound:
             self.bound[module] = bind(module, plain_function(module, few_rows))
         return self.bound[module]
@@ -266,7 +266,7 @@ def bindings_of(root: nn.Module) -> Bindings:
 
 
 def forget_bound_parts(model: nn.Module) -> None:
-    """Drop the bindings of a model whose parts are replaced, so that nothing holds the old weights."""
+    """Drop the bindings of a model before parts are replaced, so that nothing holds the old weights."""
     for module in model.modules():
         own = _bindings_of.get(module)
         if own is not None:

@@ -1,4 +1,4 @@
-"""Drafts of a server: a text that is alone in the batch may grow by several tokens in a step.
+"""Drafts of a server: a text without others in its batch may grow by several tokens in a step.
 
     step without drafts     reads the next token
     step with drafts        reads the next token and k proposed ones in one pass, and keeps the first that
@@ -45,10 +45,10 @@ class Drafting:
 
 
 class DraftingEngine(Engine):
-    """An engine with drafts for a text that is alone in the batch; other arguments as of `Engine`.
+    """An engine with drafts for a text without others in the batch; other arguments as of `Engine`.
 
     drafted: the statistics so far. Raises `InputError` for a draft that does not fit the model, and for a
-    model whose states cannot take tokens back.
+    model with states that cannot take tokens back.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class DraftingEngine(Engine):
             self.drafted_row = self.memory = None
 
     def _grows(self, row: Row) -> bool:
-        """Append the next token of the only row and accepted drafts; return whether the text goes on.
+        """Append the next token of the only row and accepted drafts; return whether the text continues.
 
-        The state is then that of all tokens, or of all but the last at the end of the text.
+        The state then has all tokens, or all but the last at the end of the text.
         """
         logits = self.next_logits[0]
         token = self._extended(row, logits, int(blockwise_argmax(logits)))

@@ -8,7 +8,7 @@
 
 The client runs the function and sends the result as a message of the role `tool`. The marks around the JSON
 are those of Hermes and Qwen (NousResearch, Hermes-Function-Calling; the chat template of Qwen 2.5). A model
-decides itself whether it calls a function, and may write anything: a block whose JSON is no call stays text,
+decides itself whether it calls a function, and may write anything: a block with other JSON stays text,
 and names and arguments are not compared with the schemas.
 """
 
@@ -108,7 +108,7 @@ def sure_length(text: str) -> int:
 
 @dataclasses.dataclass
 class ToolReply(Reply):
-    """A reply of a chat whose texts may have calls. most: calls of a choice; None for any number."""
+    """A reply of a chat with texts that may have calls. most: calls of a choice; None for any number."""
 
     most: int | None = None
     readers: dict[int, CallReader] = dataclasses.field(default_factory=dict)
@@ -116,7 +116,7 @@ class ToolReply(Reply):
     def chunk(
         self, index: int, text: str | None, scores: Sequence[TokenScore] = (), reason: Reason | None = None
     ) -> dict[str, Any]:
-        """Return a chunk of a stream, whose delta has text, complete calls, both or none of them."""
+        """Return a chunk of a stream, with a delta of text, complete calls, both or none of them."""
         chunk = super().chunk(index, text, scores, reason)
         if text is None and reason is None:
             return chunk
@@ -151,7 +151,7 @@ def reason_of(reason: Reason | None, calls: int) -> str | None:
 
 
 def with_objects(message: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as objects, which templates write as JSON.
+    """Return a message with the arguments of its calls as objects, which templates write as JSON.
 
     Raises `ValueError` with `name` for calls in another form than OpenAI's.
     """

@@ -3,7 +3,7 @@
     p_ij = softmax_j(q_i . k_j / sqrt(D) + sum_(j < l <= i) log f_l),  j <= i
 
 The kernel `parallel_forgetting_attn` computes this for whole texts without a mask. It sums the logs of gates
-in float32 and skips what lies above the diagonal. Documents are joined into one row, with the places where
+in float32 and skips pairs above the diagonal. Documents are joined into one row, with the places where
 they begin. `refusal` says why a call cannot use it. Such a call runs `attend`, where the gates are a function
 of the scores. Lin et al. 2025 (Forgetting Transformer), section 3; Yang and Zhang 2024,
 flash-linear-attention.

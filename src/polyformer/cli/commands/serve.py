@@ -90,7 +90,7 @@ class ServeOptions:
         metavar="POLICY",
     )
     draft: str | None = option(
-        "proposes tokens for a text that is alone in the batch: 'lookup', or a model with the same tokenizer",
+        "proposes tokens for a single text in the batch: 'lookup', or a model with the same tokenizer",
         metavar="DRAFT",
     )
     draft_tokens: PositiveInt | None = option(

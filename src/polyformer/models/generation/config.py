@@ -141,7 +141,7 @@ class WholeLengthConfig(Config):
 class SpeculationConfig(Config):
     """Number of draft tokens if `generate` has a draft: it changes the speed, not the text."""
 
-    # At most, per pass; by default 5, 10 for a look-up, and all that a model predicts by itself.
+    # At most, per pass; by default 5, 10 for a look-up, and as many as a model predicts.
     draft_tokens: PositiveInt | None = None
     lookup_ngram: Annotated[int, Ge(2)] = 3  # the longest run of tokens that a look-up compares, down to 2
 

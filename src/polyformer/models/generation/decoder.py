@@ -180,7 +180,7 @@ class Decoder:
             by_default = captures_by_default(model, device, max_new_tokens)
         self.compiled = CompiledSteps(model, by_default) if compile or by_default else None
         self.packed: PackedWeights | JointProducts | None = None  # chosen by the rows of the first step
-        self.bound: Stack | None = None  # the decoder, whose parts are bound from the first step on
+        self.bound: Stack | None = None  # the decoder, if its parts are bound
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

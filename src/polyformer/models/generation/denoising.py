@@ -131,7 +131,7 @@ def block_size(config: Any) -> int | None:
 
 
 Confidence = Callable[[Tensor, Tensor], Tensor]
-"""Log-probabilities [N, T, V] and those of the chosen tokens [N, T] to the confidence [N, T]."""
+"""Log-probabilities [N, T, V] and the chosen tokens' [N, T] to the confidence [N, T]."""
 
 
 def confidence(rule: str, generator: torch.Generator | None) -> Confidence:

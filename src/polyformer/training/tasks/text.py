@@ -207,7 +207,7 @@ class TextRows(TaskRows):
         if self.frame is None:
             raise InputError(
                 f"data: {text.name} is prepared text, which the tasks lm, mlm, electra, permuted_lm and "
-                "masked_diffusion read, as packed rows with masks of their own; name the text itself"
+                "masked_diffusion read, as packed rows that they mask; name the text itself"
             )
         text.check_tokenizer(self.tokenizer, "tokenizer")
         return [FramedText(part, *self.frame) for part in text.parts]
