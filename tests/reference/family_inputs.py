@@ -198,6 +198,7 @@ def positions(theirs: Any, mask: Tensor) -> Inputs | None:
         "esm",
         "roberta",
         "xlm-roberta",
+        "xlm-roberta-xl",
         "camembert",
         "longformer",
         "mpnet",

@@ -40,7 +40,10 @@ def cases(name: str) -> Iterator[tuple[str, dict[str, Any], str, str]]:
         yield task, config, side, kinds.pop() if texts and kinds else "one"
 
 
-POOLED = ("albert", "bert", "big_bird", "camembert", "esm", "longformer", "mpnet", "roberta", "xlm-roberta")
+POOLED = (
+    *("albert", "bert", "big_bird", "camembert", "esm", "longformer", "megatron-bert", "mpnet", "roberta"),
+    *("xlm-roberta", "xlm-roberta-xl"),
+)
 """Families whose model without a head pools too."""
 
 

@@ -130,7 +130,14 @@ def test_weights_chunks_and_texts_are_the_same(name: str, config: dict[str, Any]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "task"), [("bert", "LMHeadModel"), ("big_bird", "ForCausalLM")])
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("bert", "LMHeadModel"),
+        ("big_bird", "ForCausalLM"),
+        pytest.param("megatron-bert", "ForCausalLM", marks=pytest.mark.nightly),
+    ],
+)
 def test_descendants_of_bert_write_as_decoders(name: str, task: str, tmp_path: Path):
     theirs: Any = shaken(their_model(name, task, **SPECIAL), 0.6)
     ours = loaded(theirs, tmp_path)
@@ -172,6 +179,21 @@ def test_a_roberta_writes_as_a_decoder(tmp_path: Path):
     expected = theirs.generate(ids, max_new_tokens=5, do_sample=False, suppress_tokens=[0, 2])
     assert actual.tolist() == expected.tolist()
     assert hub.wrap(ours).can_generate()
+
+
+@torch.no_grad()
+@pytest.mark.nightly
+def test_an_xlm_roberta_xl_writes_what_its_passes_predict(tmp_path: Path):
+    """Their `generate` counts positions from 0, unlike their passes."""
+    theirs: Any = shaken(their_model("xlm-roberta-xl", "ForCausalLM", **SPECIAL), 0.6)
+    ours = loaded(theirs, tmp_path)
+    assert ours.encoder is None
+    ids = texts(23, (11, 11))["input_ids"]
+    actual = ours.generate(ids, max_new_tokens=5, suppress_tokens=(0, 2)).sequences
+    for _ in range(5):
+        logits = theirs(ids).logits[:, -1].index_fill(-1, torch.tensor([0, 2]), -torch.inf)
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+    assert actual.tolist() == ids.tolist()
 
 
 def writer(name: str, **options: Any) -> Any:

@@ -2,6 +2,8 @@
 
 DistilBERT: half of BERT's layers, distilled from BERT; no token types, no pooler. Sanh et al. 2019.
 
+Megatron-BERT: BERT in pre-norm order. Shoeybi et al. 2019.
+
 With rotary positions and SwiGLU: nomic-embed-text, Nussbaum et al. 2024; EuroBERT, Boizard et al. 2025.
 """
 
@@ -27,6 +29,7 @@ from polyformer.models.checkpoints.families.common import (
     FIRST_TOKEN,
     QUESTION_ANSWERING,
     TOKEN_CLASSIFICATION,
+    as_pooled,
     multiple_choice,
     pooled,
 )
@@ -168,6 +171,42 @@ class Bert(BertFamily):
         "ForMultipleChoice": multiple_choice("{base}pooler.dense"),
     }
     sizes = ("bert-base", "bert-large")
+
+
+@register
+class MegatronBert(BertFamily):
+    """BERT in pre-norm order, with a norm at the end of the encoder and none of the embeddings."""
+
+    model_type = "megatron-bert"
+    class_prefix = "MegatronBert"
+    paper = "Shoeybi et al. 2019"
+    objective = "masked language modelling and sentence order"
+    base_model_prefix = "bert"
+    template = model_config("bert-base").override("block", "pre").override("embedding.normed", False)
+    config_mapping = with_defaults(
+        OPTIONS,
+        {"vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+        | {"intermediate_size": 4096},
+    )
+    key_mapping: ClassVar = {
+        **{name: ours for name, ours in TRUNK.items() if "LayerNorm" not in name},
+        **layered(
+            "encoder.layer.{i}",
+            "encoder.layers.{i}",
+            {"attention.ln": "block.norms.0", "ln": "block.norms.1"},
+        ),
+        "encoder.ln": "encoder.final_norm",
+    }
+    head_dropouts = ("hidden_dropout_prob",)
+    tasks: ClassVar = {
+        **{
+            name: task
+            for name, task in Bert.tasks.items()
+            if name not in ("LMHeadModel", "ForMultipleChoice")
+        },
+        "ForCausalLM": Bert.tasks["LMHeadModel"],
+        "ForMultipleChoice": as_pooled("{base}pooler.dense"),
+    }
 
 
 @register

@@ -1,15 +1,17 @@
 """RoBERTa and its descendants: BERT's model with positions that begin after the padding id, and other heads.
 
-Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; Longformer: Beltagy et al. 2020;
-CamemBERT: Martin et al. 2020; MPNet: Song et al. 2020. ELECTRA, which has their
-heads too, consists of a discriminator that detects replaced tokens, and a generator (Clark et al. 2020). Both
-load with any head: the discriminator's is "ForPreTraining", the generator's "ForMaskedLM".
+Liu et al. 2019; XLM-RoBERTa: Conneau et al. 2020; XLM-RoBERTa-XL: Goyal et al. 2021;
+Longformer: Beltagy et al. 2020; CamemBERT: Martin et al. 2020; MPNet: Song et al. 2020.
+ELECTRA, which has their heads too, consists of a discriminator that detects replaced tokens, and a generator
+(Clark et al. 2020). Both load with any head: the discriminator's is "ForPreTraining", the generator's
+"ForMaskedLM".
 
 transformers counts positions over the ids that are not padding, and we over the tokens that are real: pass
 the attention_mask if there is padding, and both are equal. `position_ids` count from 0 here, and from the
 padding id + 1 in transformers.
 """
 
+import dataclasses
 from typing import Any, ClassVar
 
 from polyformer.attention.patterns import Marked, Or, Pattern, PerLayer, Window
@@ -126,6 +128,42 @@ class XlmRoberta(Roberta):
     # BERT's size of the vocabulary is the default in transformers, though no published model has it
     config_mapping = with_defaults(Roberta.config_mapping, {"vocab_size": 30522})
     sizes: ClassVar = ("xlm-roberta-base", "xlm-roberta-large")
+
+
+@register
+class XlmRobertaXl(Roberta):
+    """XLM-RoBERTa in pre-norm order, with a norm at the end of the encoder and none of the embeddings.
+
+    Dropout follows feed-forwards here too, while transformers applies it to attention only.
+    """
+
+    model_type = "xlm-roberta-xl"
+    class_prefix = "XLMRobertaXL"
+    paper = "Goyal et al. 2021"
+    objective = "masked language modelling in 100 languages"
+    template = model_config("xlm-roberta-base").override("block", "pre").override("embedding.normed", False)
+    config_mapping = with_defaults(
+        Roberta.config_mapping,
+        {"vocab_size": 250880, "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+        | {"intermediate_size": 10240, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    )
+    other_options: ClassVar = {POSITIONS: 514}
+    key_mapping: ClassVar = {
+        **{name: ours for name, ours in TRUNK.items() if "LayerNorm" not in name},
+        **layered(
+            "encoder.layer.{i}",
+            "encoder.layers.{i}",
+            {"attention.self_attn_layer_norm": "block.norms.0", "LayerNorm": "block.norms.1"},
+        ),
+        "encoder.LayerNorm": "encoder.final_norm",
+    }
+    tasks: ClassVar = {
+        name: dataclasses.replace(
+            task, config_mapping=with_defaults(task.config_mapping, {"layer_norm_eps": 1e-5})
+        )
+        for name, task in Roberta.tasks.items()
+    }
+    sizes: ClassVar = ()
 
 
 @register
