@@ -42,6 +42,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.reformer import modeling_reformer
 from transformers.models.t5 import modeling_t5
+from transformers.models.xglm import modeling_xglm
 from transformers.models.xlm import modeling_xlm
 from transformers.models.xlnet import modeling_xlnet
 
@@ -131,7 +132,9 @@ def led(patch: Patch) -> None:
     longformer(patch, modeling_led)
 
 
-def m2m_100(patch: Patch) -> None:
+def fairseq_waves(kind: Any) -> Callable[[Patch], None]:
+    """Sinusoids in float64 in the place of a class's table, in which the padding token's row is zero."""
+
     def table(count: int, width: int, padding: int) -> Tensor:
         half = width // 2
         angles = torch.arange(count).double()[:, None] / 10000 ** (torch.arange(half).double() / (half - 1))
@@ -139,8 +142,7 @@ def m2m_100(patch: Patch) -> None:
         waves[padding] = 0
         return waves
 
-    kind = modeling_m2m_100.M2M100SinusoidalPositionalEmbedding
-    patch.setattr(kind, "get_embedding", staticmethod(table))
+    return lambda patch: patch.setattr(kind, "get_embedding", staticmethod(table))
 
 
 def modernbert(patch: Patch) -> None:
@@ -215,17 +217,26 @@ def bloom(patch: Patch) -> None:
     patch.setattr(modeling_bloom.BloomGelu, "forward", lambda self, x: F.gelu(x, approximate="tanh"))
 
 
-class Empty:
-    """torch for a module of transformers that makes parameters in float32: here in the default type."""
+class Replaced:
+    """torch for a module of transformers, with other functions of some names."""
 
-    FloatTensor = staticmethod(torch.empty)
+    def __init__(self, **functions: Callable[..., Any]):
+        vars(self).update(functions)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
+def xglm(patch: Patch) -> None:
+    """Also the least score, which is made in float32, where that of float64 overflows."""
+    fairseq_waves(modeling_xglm.XGLMSinusoidalPositionalEmbedding)(patch)
+    full = functools.partial(torch.full, dtype=torch.float64)
+    patch.setattr(modeling_xglm, "torch", Replaced(full=full))
+
+
 def xlnet(patch: Patch) -> None:
-    patch.setattr(modeling_xlnet, "torch", Empty())
+    """Parameters in the default type, which are made in float32."""
+    patch.setattr(modeling_xlnet, "torch", Replaced(FloatTensor=torch.empty))
     in_double(patch, modeling_xlnet, modeling_xlnet.XLNetModel)
 
 
@@ -260,6 +271,7 @@ def falcon(patch: Patch) -> None:
 TRUNKS = (
     *(
         "bamba",
+        "biogpt",
         "bloom",
         "cohere",
         "cohere2",
@@ -275,8 +287,10 @@ TRUNKS = (
         "glm_moe_dsa",
     ),
     *(
+        "gpt_bigcode",
         "gpt_neox",
         "granite",
+        "granitemoe",
         "kimi_linear",
         "lfm2",
         "mixtral",
@@ -301,7 +315,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "llama": llama,
     "led": led,
     "longformer": longformer,
-    "m2m_100": m2m_100,
+    "m2m_100": fairseq_waves(modeling_m2m_100.M2M100SinusoidalPositionalEmbedding),
     "mamba2": mamba2,
     "mistral": llama,
     "nemotron_h": nemotron_h,
@@ -321,6 +335,7 @@ PATCHES: dict[str, Callable[[Patch], None]] = {
     "marian": waves(modeling_marian, "MarianSinusoidalPositionalEmbedding"),
     "pegasus": waves(modeling_pegasus, "PegasusSinusoidalPositionalEmbedding"),
     "xlm": lambda patch: in_double(patch, modeling_xlm, modeling_xlm.MultiHeadAttention),
+    "xglm": xglm,
     "xlnet": xlnet,
 }
 """Replacements in transformers' modules, for one test, by model_type."""

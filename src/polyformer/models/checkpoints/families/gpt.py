@@ -1,13 +1,14 @@
-"""GPT, GPT-2 and CTRL, and GPT-Neo and GPT-J, which follow GPT-2.
+"""GPT, GPT-2 and CTRL, and GPT-BigCode, GPT-Neo and GPT-J, which follow GPT-2.
 
-Radford et al. 2018 and 2019; Keskar et al. 2019; Black et al. 2021; Wang and Komatsuzaki 2021.
+Radford et al. 2018 and 2019; Keskar et al. 2019; Ben Allal et al. 2023; Black et al. 2021; Wang and
+Komatsuzaki 2021.
 """
 
 import math
 from typing import ClassVar
 
 from polyformer.core.errors import InputError
-from polyformer.models.checkpoints.config_mapping import Tree, choice, get_path, option
+from polyformer.models.checkpoints.config_mapping import Tree, choice, get_path, option, with_defaults
 from polyformer.models.checkpoints.families.common import (
     LAST_TOKEN,
     LAST_TOKEN_SCORES,
@@ -22,6 +23,7 @@ from polyformer.models.checkpoints.families.layers import (
     set_windows,
     write_scales,
 )
+from polyformer.models.checkpoints.families.open_decoders import FUSED
 from polyformer.models.checkpoints.family import Family, Task, register
 from polyformer.models.checkpoints.key_mapping import layered, transposed
 from polyformer.models.checkpoints.values import options, special
@@ -184,6 +186,48 @@ class Gpt2(GptFamily):
     def write_other_options(self, tree: Tree) -> Tree:
         """Return also the options of the scores' scale."""
         return {**super().write_other_options(tree), **write_scales(tree)}
+
+
+@register
+class GptBigCode(GptFamily):
+    """GPT-2 with one head of keys and values for all queries, or one for each: SantaCoder and StarCoder."""
+
+    model_type = "gpt_bigcode"
+    class_prefix = "GPTBigCode"
+    paper = "Ben Allal et al. 2023"
+    template = model_config("gpt2")
+    config_mapping = with_defaults(Gpt2.config_mapping, {"activation_function": "gelu_pytorch_tanh"})
+    required: ClassVar = {"add_cross_attention": False}
+    other_options: ClassVar = {"multi_query": True}
+    ignored_options = (
+        *("use_cache", "num_key_value_heads"),
+        *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+    )
+    key_mapping: ClassVar = {
+        **TABLES,
+        "h.{i}.ln_[1|2]": "decoder.layers.{i}.block.norms.[0|1]",
+        "h.{i}.attn.c_attn": FUSED,
+        "h.{i}.attn.c_proj": "decoder.layers.{i}.attention.output",
+        "h.{i}.mlp.[c_fc|c_proj]": "decoder.layers.{i}.feedforward.[up|down]",
+    }
+    ignored_keys = BUFFERS
+    tasks: ClassVar = {
+        "ForCausalLM": Gpt2.tasks["LMHeadModel"],
+        **{
+            name: Gpt2.tasks[name]
+            for name in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        },
+    }
+
+    def read_other_options(self, tree: Tree, hub: Tree) -> None:
+        """Set also the number of key heads."""
+        super().read_other_options(tree, hub)
+        tree["decoder"]["attention"]["num_key_value_heads"] = 1 if hub["multi_query"] else None
+
+    def write_other_options(self, tree: Tree) -> Tree:
+        """Return also whether there is one key head."""
+        heads = get_path(tree, "decoder.attention.num_key_value_heads")
+        return {**super().write_other_options(tree), "multi_query": heads == 1}
 
 
 @register
