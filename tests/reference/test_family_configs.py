@@ -143,7 +143,10 @@ def test_presets_have_the_layers_of_published_configurations():
 GROUPS, SIZE = "decoder.attention.num_key_value_heads", "decoder.attention.head_size"
 ENCODER = {"encoder.attention.num_key_value_heads", "encoder.attention.head_size"}
 LEFT_OUT = {
-    **{name: {GROUPS} for name in ("cohere", "deepseek_v2", "granite", "olmo2", "olmo3", "phi", "phi3")},
+    **{
+        name: {GROUPS}
+        for name in ("cohere", "deepseek_v2", "granite", "granitemoe", "olmo2", "olmo3", "phi", "phi3")
+    },
     **{"cohere2": {GROUPS, SIZE}, "eurobert": ENCODER, "llama": {GROUPS, SIZE}, "mistral": {SIZE}},
     "nomic_bert": {"encoder.attention.head_size"},
 }

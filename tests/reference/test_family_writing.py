@@ -26,7 +26,7 @@ DECODERS = (
 )
 AT_NIGHT = (
     *("bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2", "glm4", "gpt_bigcode"),
-    *("gpt_neox", "granite"),
+    *("gpt_neox", "granite", "granitemoe"),
     *("mixtral", "mpt", "olmo3", "opt", "phi", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 """Decoders of parts that `DECODERS` has too."""

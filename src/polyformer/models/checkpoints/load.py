@@ -75,7 +75,6 @@ REFUSED: dict[str, str] = {
     "funnel": "layers that pool the text",
     "gemma3": SIGHT,
     "gemma3n_text": "embeddings of each layer and predicted residual streams",
-    "granitemoe": NAMES,
     "granitemoehybrid": "Granite's factors around Mamba-2 layers and experts",
     "hubert": SOUND,
     "jamba": "state spaces with a step for each channel (the first Mamba)",

@@ -1,12 +1,17 @@
-"""Decoders with experts: Mixtral, Qwen2-MoE and Qwen3-MoE, and the base of all with experts in some layers.
+"""Decoders with experts: Mixtral, Granite-MoE, Qwen2-MoE and Qwen3-MoE, and the base of all with experts in
+some layers.
 
-Jiang et al. 2024; Yang et al. 2024; Yang et al. 2025.
+Jiang et al. 2024; Shen et al. 2024; Yang et al. 2024; Yang et al. 2025.
 """
 
 import copy
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from polyformer.models.checkpoints.config_mapping import (
     Option,
@@ -19,11 +24,12 @@ from polyformer.models.checkpoints.config_mapping import (
     with_defaults,
     write_options,
 )
-from polyformer.models.checkpoints.families.decoders import input_biases
+from polyformer.models.checkpoints.families.decoders import Granite, input_biases
 from polyformer.models.checkpoints.families.layers import FULL, LOCAL, in_turn, of_layers
 from polyformer.models.checkpoints.families.llama import OPTIONS, LlamaFamily, Mistral, without
 from polyformer.models.checkpoints.families.qk_norms import NORMS, of_all_norms
 from polyformer.models.checkpoints.family import register
+from polyformer.models.checkpoints.key_mapping import Converter
 from polyformer.models.config import ModelConfig
 from polyformer.models.presets import model_config
 from polyformer.nn.feedforward import ExpertsConfig, GatedConfig
@@ -52,6 +58,15 @@ SHARED_KEYS = {
     "layers.{i}.mlp.shared_expert.[gate|up|down]_proj": f"{FEEDFORWARD}.shared_expert.[gate|up|down]",
     "layers.{i}.mlp.shared_expert_gate": f"{FEEDFORWARD}.shared_expert_gate",
 }
+
+LOCAL_EXPERTS = (
+    option("intermediate_size", 11008, "decoder.feedforward.expert.intermediate_size"),
+    activation("hidden_act", "silu", "decoder.feedforward.expert.activation"),
+    option("num_local_experts", 8, "decoder.feedforward.experts"),
+    option("num_experts_per_tok", 2, "decoder.feedforward.top_k"),
+    option("router_aux_loss_coef", 0.001, "decoder.feedforward.balance"),
+)
+"""The options of experts in all layers."""
 
 
 class ExpertsFamily(LlamaFamily):
@@ -138,11 +153,7 @@ class Mixtral(LlamaFamily):
             {"num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
             *("intermediate_size", "hidden_act"),
         ),
-        option("intermediate_size", 14336, "decoder.feedforward.expert.intermediate_size"),
-        activation("hidden_act", "silu", "decoder.feedforward.expert.activation"),
-        option("num_local_experts", 8, "decoder.feedforward.experts"),
-        option("num_experts_per_tok", 2, "decoder.feedforward.top_k"),
-        option("router_aux_loss_coef", 0.001, "decoder.feedforward.balance"),
+        *with_defaults(LOCAL_EXPERTS, {"intermediate_size": 14336}),
         option("router_jitter_noise", 0.0, "decoder.feedforward.jitter"),
     )
     aliases: ClassVar = {"num_experts": "num_local_experts"}
@@ -158,6 +169,46 @@ class Mixtral(LlamaFamily):
         "layers.{i}.block_sparse_moe.experts.{e}.[w1|w2|w3]": f"{FEEDFORWARD}.experts.{{e}}.[gate|down|up]",
     }
     tasks = Mistral.tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertRows(Converter):
+    """Layers of all X experts in one tensor [X, n F, E], with the rows of n layers one after the other."""
+
+    count: int = 1  # n
+
+    def split(self, theirs: Tensor) -> Sequence[Tensor]:
+        """Return the weights [F, E] of each layer of each expert."""
+        return [part for expert in theirs for part in expert.chunk(self.count)]
+
+    def join(self, ours: Sequence[Tensor]) -> Tensor:
+        """Return the tensor of all experts."""
+        return torch.cat(list(ours)).unflatten(0, (len(ours) // self.count, -1))
+
+
+@register
+class GraniteMoe(Granite):
+    """A Granite with experts in all layers; all experts of a layer are one tensor."""
+
+    model_type = "granitemoe"
+    class_prefix = "GraniteMoe"
+    paper = "Shen et al. 2024"
+    template = Granite.template.override("feedforward", ExpertsConfig(expert=GatedConfig()))
+    config_mapping = (
+        *with_defaults(Granite.config_mapping, {}, "intermediate_size", "hidden_act", "mlp_bias"),
+        *LOCAL_EXPERTS,
+    )
+    required: ClassVar = {"output_router_logits": False}
+    key_mapping: ClassVar = {
+        **without(LlamaFamily.key_mapping, ".mlp."),
+        "layers.{i}.block_sparse_moe.router.layer": f"{FEEDFORWARD}.router",
+        "layers.{i}.block_sparse_moe.input_linear.weight": ExpertRows(
+            tuple(f"{FEEDFORWARD}.experts.{{e}}.{name}.weight" for name in ("gate", "up")), 2
+        ),
+        "layers.{i}.block_sparse_moe.output_linear.weight": ExpertRows(
+            (f"{FEEDFORWARD}.experts.{{e}}.down.weight",)
+        ),
+    }
 
 
 @register
