@@ -25,8 +25,8 @@ DECODERS = (
     *("deepseek_v2", "deepseek_v3", "phi3", "qwen2", "qwen3"),
 )
 AT_NIGHT = (
-    *("bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2", "glm4", "gpt_bigcode"),
-    *("gpt_neox", "granite", "granitemoe"),
+    *("biogpt", "bloom", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2", "glm4", "gpt_bigcode"),
+    *("gpt_neox", "granite", "granitemoe", "xglm"),
     *("mixtral", "mpt", "olmo3", "opt", "phi", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
 )
 """Decoders of parts that `DECODERS` has too."""

@@ -61,7 +61,6 @@ LAYER_SCALE = "learned factors of what sub-layers add"
 
 REFUSED: dict[str, str] = {
     "bert-generation": "decoders with cross-attention in the classes of encoders",
-    "biogpt": NAMES,
     "blenderbot": NAMES,
     "canine": "characters that are hashed and pooled",
     "codegen": "queries, keys and values in one matrix of four blocks",
@@ -113,7 +112,6 @@ REFUSED: dict[str, str] = {
     "umt5": "a table of distances for each layer",
     "wav2vec2": SOUND,
     "whisper": SOUND,
-    "xglm": NAMES,
     "yoso": "attention by hashing with Bernoulli samples",
     "xlstm": "memories with exponential gates",
     "zamba2": "attention layers that share weights and read the embeddings again",

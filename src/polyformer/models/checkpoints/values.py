@@ -88,7 +88,11 @@ PLACES = (
     ("special.eos", TOKEN, "eos_token_id"),
     ("special.mask", TOKEN, "mask_token_id"),
     ("{stack}.num_hidden_layers", LAYER, "num_hidden_layers n_layer n_layers num_layers"),
-    ("{stack}.attention.num_attention_heads", POSITIVE, "num_attention_heads n_head n_heads num_heads"),
+    (
+        "{stack}.attention.num_attention_heads",
+        POSITIVE,
+        "num_attention_heads n_head n_heads num_heads attention_heads",
+    ),
     ("{stack}.attention.num_key_value_heads", POSITIVE | NULL, "num_key_value_heads n_kv_heads"),
     ("{stack}.attention.head_size", POSITIVE, "attention_head_size d_head d_kv"),
     (

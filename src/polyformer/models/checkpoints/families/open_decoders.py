@@ -1,6 +1,7 @@
-"""Decoders after GPT-3: OPT, GPT-NeoX, BLOOM, MPT and Falcon.
+"""Decoders after GPT-3: OPT, XGLM, BioGPT, GPT-NeoX, BLOOM, MPT and Falcon.
 
-Zhang et al. 2022; Black et al. 2022; BLOOM: Le Scao et al. 2022; MosaicML 2023; Almazrouei et al. 2023.
+Zhang et al. 2022; Lin et al. 2022; Luo et al. 2022; Black et al. 2022; BLOOM: Le Scao et al. 2022;
+MosaicML 2023; Almazrouei et al. 2023.
 
 BLOOM, MPT and some Falcons have ALiBi. transformers computes BLOOM's GELU with a constant of eight digits,
 which changes outputs by 1e-9, and rounds the biases of Falcon to bfloat16. Files have queries, keys and
@@ -10,7 +11,7 @@ values in one matrix, by key heads.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from polyformer.attention.positions import AlibiConfig, LearnedConfig, RopeConfig
+from polyformer.attention.positions import AlibiConfig, LearnedConfig, RopeConfig, SinusoidalConfig
 from polyformer.core.errors import InputError, quote, unknown
 from polyformer.core.ops.norms import LayerNormConfig
 from polyformer.models.checkpoints.config_mapping import (
@@ -116,6 +117,79 @@ class Opt(Family):
             "_remove_final_layer_norm": not get_path(tree, "decoder.final_norm"),
             "word_embed_proj_dim": tree["hidden_size"],
         }
+
+
+# OPT's layers outside of a module "decoder".
+LAYERS = {
+    name.removeprefix("decoder."): ours
+    for name, ours in stack("decoder", 2, {"layer_norm": ".final_norm"}).items()
+}
+
+
+@register
+class Xglm(Family):
+    """A decoder of many languages with scaled embeddings and sinusoids, which count from 2."""
+
+    model_type = "xglm"
+    class_prefix = "XGLM"
+    paper = "Lin et al. 2022"
+    objective = "causal language modelling in 30 languages"
+    base_model_prefix = "model"
+    template = DENSE.override(
+        "decoder.position", SinusoidalConfig(layout="halves", inclusive=True, offset=2)
+    ).override("embedding.embedding_dropout", None)
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 256008, "d_model": 1024, "max_position_embeddings": 2048, "num_layers": 24},
+        {"attention_heads": 16, "activation_function": "gelu", "scale_embedding": True, "init_std": 0.02},
+        {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.0, **special(1, 0, 2)},
+        option("ffn_dim", 4096, "decoder.feedforward.intermediate_size"),
+        option("layerdrop", 0.0, "decoder.layerdrop"),
+    )
+    required: ClassVar = {"add_cross_attention": False}
+    ignored_options = ("use_cache", "decoder_start_token_id")
+    key_mapping: ClassVar = {"embed_tokens": "tokens", **LAYERS}
+    ignored_keys = ("*embed_positions.weights",)
+    tasks: ClassVar = without(
+        decoder_tasks("model", "embed_tokens", "dropout", 0.1), "Classification", "Question"
+    )
+
+    def check(self, hub: Tree) -> None:
+        """Raise `InputError` for a padding id above 1: its row of zeros would be a position of the text."""
+        if (hub["pad_token_id"] or 0) > 1:
+            raise InputError(f"config.json: pad_token_id is {hub['pad_token_id']}, expected 0, 1 or null")
+
+
+@register
+class BioGpt(Family):
+    """A decoder of biomedical texts with scaled embeddings, and two unused rows of positions.
+
+    The epsilon of its norms, 1e-5, is not an option: transformers does not read `layer_norm_eps`.
+    """
+
+    model_type = "biogpt"
+    class_prefix = "BioGpt"
+    paper = "Luo et al. 2022"
+    objective = "causal language modelling of biomedical texts"
+    base_model_prefix = "biogpt"
+    template = Opt.template.override("embedding.embedding_dropout", None)
+    config_mapping = options(
+        "decoder",
+        {"vocab_size": 42384, "hidden_size": 1024, "max_position_embeddings": 1024, "num_hidden_layers": 24},
+        {"num_attention_heads": 16, "intermediate_size": 4096, "hidden_act": "gelu", "scale_embedding": True},
+        {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "activation_dropout": 0.0},
+        {"initializer_range": 0.02, **special(1, 0, 2)},
+        option("layerdrop", 0.0, "decoder.layerdrop"),
+    )
+    ignored_options = ("use_cache", "layer_norm_eps")
+    key_mapping: ClassVar = {
+        "embed_tokens": "tokens",
+        "embed_positions": "decoder.position.tables.0",
+        **LAYERS,
+    }
+    tasks: ClassVar = without(
+        decoder_tasks("biogpt", "embed_tokens", "hidden_dropout_prob", 0.1, "output_projection"), "Question"
+    )
 
 
 NEOX_NAMES = {
