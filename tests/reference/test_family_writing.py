@@ -35,10 +35,10 @@ AT_NIGHT = (
 MBART = pytest.param("mbart", marks=pytest.mark.nightly)
 SEQUENCES = (
     *("bart", "bigbird_pegasus", "m2m_100", "t5", MBART),
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("led", "marian", "pegasus")),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("blenderbot", "led", "marian", "pegasus")),
 )
 # transformers counts positions from the padding on the left
-RIGHT = ("bart", "bigbird_pegasus", "led", "marian", "mbart", "pegasus")
+RIGHT = ("bart", "bigbird_pegasus", "blenderbot", "led", "marian", "mbart", "pegasus")
 SPECIAL = {"is_decoder": True, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 0}
 PAD = 0
 

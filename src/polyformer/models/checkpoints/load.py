@@ -56,12 +56,10 @@ from polyformer.nn.memory import MemoryConfig
 
 SIGHT = "images within texts"
 SOUND = "layers over sound"
-NAMES = "a table of its names; the parts exist"
 LAYER_SCALE = "learned factors of what sub-layers add"
 
 REFUSED: dict[str, str] = {
     "bert-generation": "decoders with cross-attention in the classes of encoders",
-    "blenderbot": NAMES,
     "canine": "characters that are hashed and pooled",
     "codegen": "queries, keys and values in one matrix of four blocks",
     "convbert": "convolutions whose weights depend on the text",

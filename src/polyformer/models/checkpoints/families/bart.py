@@ -1,7 +1,7 @@
 """BART, a post-norm encoder-decoder with learned positions, and its descendants.
 
 Lewis et al. 2020; mBART: Liu et al. 2020; Marian: Junczys-Dowmunt et al. 2018; M2M-100: Fan et al. 2021;
-Pegasus: Zhang et al. 2020; BigBird-Pegasus: Zaheer et al. 2020.
+Pegasus: Zhang et al. 2020; BigBird-Pegasus: Zaheer et al. 2020; Blenderbot: Roller et al. 2021.
 
 BART's decoder without an encoder has weights of a cross-attention that it never computes, and untied models
 have a token table that they never read: both are kept as unused tensors (`Transformer.unused_tensors`).
@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from polyformer.attention.positions import SinusoidalConfig
+from polyformer.attention.positions import LearnedConfig, SinusoidalConfig
 from polyformer.models.checkpoints.config_mapping import Option, Tree, check_same, flag, option, with_defaults
 from polyformer.models.checkpoints.families.bigbird import BlockSparseFamily
 from polyformer.models.checkpoints.family import Family, Task, register
@@ -50,7 +50,8 @@ def stack(
     }
 
 
-ENDS = {"embed_positions": ".position.tables.0", "layernorm_embedding": "_embedding.norm"}
+POSITIONS = {"embed_positions": ".position.tables.0"}
+ENDS = {**POSITIONS, "layernorm_embedding": "_embedding.norm"}
 # the token table that both stacks share, and the tables of models that do not share it
 TABLES = {"shared": "tokens", "encoder.embed_tokens": "tokens", "decoder.embed_tokens": "decoder_tokens"}
 OPTIONS = options(
@@ -346,6 +347,33 @@ class Pegasus(Bart):
         **stack("decoder", 3, {"layer_norm": ".final_norm"}),
     }
     ignored_keys = WAVES
+    head_dropouts = ()
+    tasks: ClassVar = {name: Bart.tasks[name] for name in ("ForConditionalGeneration", "Model")}
+    sizes = ()
+
+
+@register
+class Blenderbot(Bart):
+    """A partner in conversations: BART's layers in pre-norm order, with positions from the first row on."""
+
+    model_type = "blenderbot"
+    class_prefix = "Blenderbot"
+    paper = "Roller et al. 2021"
+    objective = "the next turn of a conversation"
+    template = MBart.template.override("position", LearnedConfig()).override("embedding.normed", False)
+    config_mapping = with_defaults(
+        OPTIONS,
+        {"vocab_size": 8008, "d_model": 2560, "max_position_embeddings": 128, "decoder_start_token_id": 1}
+        | {"encoder_layers": 2, "encoder_ffn_dim": 10240, "encoder_attention_heads": 32, "pad_token_id": 0}
+        | {"decoder_layers": 24, "decoder_ffn_dim": 10240, "decoder_attention_heads": 32},
+    )
+    required: ClassVar = {}
+    ignored_options = (*MBart.ignored_options, "encoder_no_repeat_ngram_size")
+    key_mapping: ClassVar = {
+        **TABLES,
+        **stack("encoder", 2, {**POSITIONS, "layer_norm": ".final_norm"}),
+        **stack("decoder", 3, {**POSITIONS, "layer_norm": ".final_norm"}),
+    }
     head_dropouts = ()
     tasks: ClassVar = {name: Bart.tasks[name] for name in ("ForConditionalGeneration", "Model")}
     sizes = ()
