@@ -102,6 +102,7 @@ REFUSALS = {
     },
     "gated_convolution": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
     "cope": {"supports_context_parallel"},
+    "cosine": {"supports_context_parallel"},
     "differential": {"supports_context_parallel"},
     "dynamic_span": {"supports_context_parallel"},
     "forgetting": {"supports_context_parallel"},
@@ -117,6 +118,7 @@ REFUSALS = {
     "moba": {"supports_recurrence", "supports_context_parallel"},
     "nsa": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
     "performer": {"supports_score_bias", "supports_recurrence"},
+    "persistent": {"supports_context_parallel"},
     "rfa": {"supports_score_bias", "supports_recurrence"},
     "routing": {"supports_recurrence", "supports_context_parallel"},
     "sinkhorn": {"supports_score_bias", "supports_recurrence", "supports_context_parallel"},
@@ -143,6 +145,8 @@ REFUSALS = {
 """All that mechanisms refuse. Contracts do not ask for these: they are generated for what a member can do."""
 
 BIDIRECTIONAL = {
+    "BlockDiffusion(size=3)",
+    "BlockDiffusion(size=8)",
     "(Causal() | Whole(tokens=5))",
     "GlobalEnd(tokens=1)",
     "Prefix(tokens=5)",
@@ -163,7 +167,7 @@ def test_all_refusals_are_listed():
     for part in own:  # of all examples of a kind, the same
         assert refusals_of(part) == refusals[part.kind]
     assert {part.kind for part in own if part.supports_part_rotations} == {
-        *("alternate", "differential", "forgetting", "softmax"),
+        *("alternate", "cosine", "differential", "forgetting", "persistent", "softmax"),
     }
     own_patterns = {text: pattern for text, pattern in patterns() if in_package(type(pattern))}
     bidirectional = {text for text, pattern in own_patterns.items() if not pattern.causal()}

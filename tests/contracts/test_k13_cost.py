@@ -24,6 +24,7 @@ from polyformer.attention.mechanisms import (
     AdaptiveSpanConfig,
     AlternateConfig,
     CopeConfig,
+    CosineConfig,
     DeltaConfig,
     DifferentialConfig,
     DynamicSpanConfig,
@@ -38,6 +39,7 @@ from polyformer.attention.mechanisms import (
     MobaConfig,
     NSAConfig,
     PerformerConfig,
+    PersistentConfig,
     RetentionConfig,
     RFAConfig,
     RoutingConfig,
@@ -55,6 +57,7 @@ from polyformer.attention.mechanisms.base import MechanismConfig
 from polyformer.attention.patterns import (
     ETC,
     Aligned,
+    BlockDiffusion,
     BlockWindow,
     Blockwise,
     Causal,
@@ -106,6 +109,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "adaptive_span": (lambda n: AdaptiveSpanConfig(max_span=100, initial=0.5), 1),
     "alternate": (lambda n: AlternateConfig(mechanisms=(SoftmaxConfig(pattern=Window(64)),)), 1),
     "cope": (lambda n: CopeConfig(max_position=8), 2),
+    "cosine": (lambda n: CosineConfig(backend="tiled"), 2),
     "delta": (lambda n: DeltaConfig(), 1),
     "differential": (lambda n: DifferentialConfig(backend="tiled"), 2),
     "dynamic_span": (lambda n: DynamicSpanConfig(max_span=100, initial=0.0), 1),
@@ -120,6 +124,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
     "moba": (lambda n: MobaConfig(block_size=side(n)), 1.5),
     "nsa": (lambda n: NSAConfig(block_size=side(n), top_k=2, window=side(n)), 1.5),
     "performer": (lambda n: PerformerConfig(features=32), 1),
+    "persistent": (lambda n: PersistentConfig(vectors=16, backend="tiled"), 2),
     "retention": (lambda n: RetentionConfig(), 1),
     "rfa": (lambda n: RFAConfig(features=16, gated=True), 1),
     "routing": (lambda n: RoutingConfig(clusters=side(n), window=side(n), local_heads=0), 1.5),
@@ -137,6 +142,7 @@ MECHANISMS: dict[str, tuple[Callable[[int], MechanismConfig], float]] = {
 
 PATTERNS: dict[str, tuple[Callable[[int], Pattern], float]] = {
     "Aligned": (lambda n: Aligned(1.0, 64, 64), 1),
+    "BlockDiffusion": (lambda n: BlockDiffusion(64), 2),
     "BlockWindow": (lambda n: BlockWindow(64, before=1, after=0), 1),
     "Blockwise": (lambda n: Blockwise(128, (1, 0)), 1),
     "Causal": (lambda n: Causal(), 2),

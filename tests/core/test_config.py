@@ -46,6 +46,19 @@ class Inner(Config):
     shape: Shape = Circle()
 
 
+@dataclasses.dataclass(frozen=True)
+class Extra(Config):
+    size: int = 4
+    shape: Shape = Circle()
+
+    made_by_options: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder(Config):
+    extra: Extra | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outer(Config):
     size: int = 1
@@ -183,15 +196,12 @@ def test_a_dotted_path_is_set_in_one_place():
     assert changed.override("inner.shape.radius", 2).inner.shape == Circle(radius=2.0)
 
 
-def test_a_dotted_path_makes_an_optional_part():
-    changed = Outer().override("other.size", 9)
-    assert changed.other == Inner(size=9)
-    assert changed.inner == Inner()
-    assert changed.override("other.shape", {"kind": "square", "side": 3}).other == Inner(
-        size=9, shape=Square(side=3)
-    )
-    with pytest.raises(InputError, match="unknown option of other 'sizes': did you mean 'size'"):
-        Outer().override("other.sizes", 9)
+def test_a_dotted_path_makes_an_optional_part_that_allows_it():
+    changed = Holder().override("extra.size", 9)
+    assert changed.extra == Extra(size=9)
+    assert changed.override("extra.shape", {"kind": "square", "side": 3}).extra == Extra(9, Square(side=3))
+    with pytest.raises(InputError, match="unknown option of extra 'sizes': did you mean 'size'"):
+        Holder().override("extra.sizes", 9)
 
 
 def test_overrides_are_decoded_and_checked():
@@ -210,6 +220,7 @@ def test_overrides_are_decoded_and_checked():
         ("siz", "unknown option of Outer 'siz': did you mean 'size'"),
         ("inner.siz", "unknown option of Outer 'inner.siz'"),
         ("iner.size", "unknown option of Outer 'iner.size'"),
+        ("other.size", "unknown option of Outer 'other.size'"),
         ("side", "unknown option of Outer 'side'"),
     ],
 )

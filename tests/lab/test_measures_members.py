@@ -47,7 +47,7 @@ from registered import registered
 TINY = Budget(2, 2, 64, 2, 16, 2, 1e-3, 1, 2)
 TEXT = torch.randint(HIDDEN, (4000,), generator=torch.Generator().manual_seed(3))
 REFUSED = {
-    "decoder": ("linformer", "sort_cut", "svd", "GlobalEnd", "Prefix", "Whole"),
+    "decoder": ("linformer", "sort_cut", "svd", "BlockDiffusion", "GlobalEnd", "Prefix", "Whole"),
     "encoder": ("exits",),
 }
 """What sees later tokens, and what is for decoders alone."""

@@ -68,6 +68,7 @@ COVERING: dict[str, MechanismConfig] = {
     ),
 }
 OTHERS = {
+    "cosine": "its queries and keys have length 1",
     "differential": "its output is normalized",
     "linformer": "its projections are new",
     "lsh": "its keys are its queries",
@@ -75,6 +76,7 @@ OTHERS = {
     "nsa": "its gates are new",
     "performer": "its features are random",
     "rfa": "its features are random",
+    "persistent": "its further keys are new",
     "routing": "its queries and keys have length 1",
     "selective": "its first head masks keys for all heads",
     "sinkhorn": "its sorting networks are new",

@@ -30,13 +30,15 @@ class Config:
     """Base of every configuration.
 
     Class attributes of a member: `kind` is its tag in files, `paper` its source. Of a family: `option`, the
-    recipe setting that names a member. The type of a number states its range (`core.ranges`); other checks
-    are in `__post_init__`. Both raise `InputError`.
+    recipe setting that names a member. `made_by_options`: whether a dotted name (`indexer.top_k`) makes an
+    optional part that is absent. The type of a number states its range (`core.ranges`); other checks are in
+    `__post_init__`. Both raise `InputError`.
     """
 
     kind: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     option: ClassVar[str] = ""
+    made_by_options: ClassVar[bool] = False
     family: ClassVar[type["Config"]]
     kinds: ClassVar[Members["Config"]]
 
@@ -324,7 +326,7 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
             replaced = part.with_value(value, field.name) if isinstance(part, Config) else None
             changed = decode(hints[field.name], value, field.name) if replaced is None else replaced
             inside = 1
-        elif field.name == path[0] and part is None and _has_part(hints[field.name]):
+        elif field.name == path[0] and part is None and _is_made_by_options(hints[field.name]):
             changed, inside = decode(hints[field.name], _nested(path[1:], value), field.name), 1
         elif field.name == path[0]:
             changed, inside = _inside(part, path[1:], value, deep=False)
@@ -336,6 +338,10 @@ def _override(config: Config, path: list[str], value: object, deep: bool) -> tup
             changes[field.name] = changed
             count += inside
     return (dataclasses.replace(config, **changes) if changes else config), count
+
+
+def _is_made_by_options(hint: Any) -> bool:
+    return any(getattr(choice, "made_by_options", False) for choice in typing.get_args(hint))
 
 
 def _nested(path: list[str], value: object) -> object:

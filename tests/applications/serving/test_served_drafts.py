@@ -110,7 +110,8 @@ def test_what_cannot_have_drafts_is_refused():
     cases: list[tuple[Any, Any, CachePolicy | None, str]] = [
         (model_of("recurrent"), "lookup", None, "draft: the states of this model are not caches"),
         (model, create_model("decoder-tiny", vocab_size=7), None, "draft: expected a model of the same voc"),
-        (model, "look-up", None, "draft: expected a model, 'lookup' or a Drafter"),
+        (model, "look-up", None, "draft: expected a model, 'lookup', 'self' or a Drafter"),
+        (model, "self", None, "draft: 'self' is for texts of `generate`"),
         (model, "lookup", CachePolicy.from_dict("snapkv(budget=64)"), "draft: the states of this model"),
     ]
     for served_model, draft, cache, message in cases:

@@ -122,7 +122,7 @@ def members(kind: str) -> Iterator[dict[str, Any]]:
 
 def forgetting() -> Iterator[dict[str, Any]]:
     """Forgetting attention of whole texts and of documents, with a key head for two query heads."""
-    from polyformer.attention.mechanisms import softmax_attention
+    from polyformer.attention.mechanisms import forgetting as forgetting_module
 
     module: Any = MechanismConfig.from_dict("forgetting(gate_bias=1.0)").build(2 * HEADS, KEY)
     with torch.no_grad():
@@ -140,9 +140,9 @@ def forgetting() -> Iterator[dict[str, Any]]:
             module.double()
             expected = with_gradients(run, [x.double() for x in tables], weights)
             module.float()
-            softmax_attention.refusal, before = (lambda call: None), softmax_attention.refusal
+            forgetting_module.refusal, before = (lambda call: None), forgetting_module.refusal
             actual = with_gradients(run, tables, weights)
-            softmax_attention.refusal = before
+            forgetting_module.refusal = before
             yield {
                 "case": f"{length} tokens" + (" in documents" if packed else ""),
                 "difference": difference(actual, expected),

@@ -76,6 +76,27 @@ def sigmoid(q: Array, k: Array, v: Array, allowed: Mask, bias: float | None) -> 
     return y
 
 
+def cosine(q: Array, k: Array, v: Array, allowed: Mask, t: float) -> Array:
+    """softmax_j(t q_i . k_j / (|q_i| |k_j|))."""
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        norms = np.linalg.norm(k[keys], axis=1) * np.linalg.norm(q[i])
+        y[i] = weighted_mean(t * (k[keys] @ q[i]) / norms, v[keys])
+    return y
+
+
+def persistent(q: Array, k: Array, v: Array, allowed: Mask, more: tuple[Array, Array]) -> Array:
+    """softmax_j(q_i . k_j / sqrt(D)) over the keys and N further keys; a query without a key has zeros."""
+    y = np.zeros((len(q), v.shape[1]))
+    for i in range(len(q)):
+        keys = np.flatnonzero(allowed[i])
+        if len(keys):
+            both = np.concatenate([k[keys], more[0]]) @ q[i] / np.sqrt(q.shape[1])
+            y[i] = weighted_mean(both, np.concatenate([v[keys], more[1]]))
+    return y
+
+
 def talking_heads(qkv: tuple[Array, Array, Array], allowed: Mask, before: Array, after: Array) -> Array:
     """J[h] = q[h] k[h] / sqrt(D), L[g] = sum_h J[h] before[h, g], U = softmax(L) after, y[g] = U[g] v[g].
 

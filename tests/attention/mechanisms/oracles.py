@@ -75,6 +75,15 @@ def sigmoid(config: Any, head: Head) -> Array:
     return naive.sigmoid(*head.qkv, config.score_bias)
 
 
+def cosine(config: Any, head: Head) -> Array:
+    return naive.cosine(*head.qkv, float(np.exp(array(head.module.log_scale)[head.number])))
+
+
+def persistent(config: Any, head: Head) -> Array:
+    keys, values = (array(x)[head.number] for x in (head.module.keys, head.module.values))
+    return naive.persistent(*head.qkv, (keys * np.sqrt(WIDTH), values * np.sqrt(config.vectors)))
+
+
 def talking_heads(config: Any, head: Head) -> Array:
     matrices = array(head.module.of_scores), array(head.module.of_weights)
     return naive.talking_heads(head.others, head.allowed, *matrices)[head.number]
@@ -322,6 +331,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "adaptive_span": adaptive_span,
     "alternate": alternate,
     "cope": cope,
+    "cosine": cosine,
     "delta": recurrence,
     "dynamic_span": dynamic_span,
     "gated_convolution": gated_convolution,
@@ -337,6 +347,7 @@ ORACLES: dict[str, Callable[[Any, Head], Array]] = {
     "moba": chosen_blocks,
     "nsa": nsa,
     "performer": performer,
+    "persistent": persistent,
     "retention": recurrence,
     "rfa": rfa,
     "routing": routing,

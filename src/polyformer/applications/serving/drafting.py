@@ -61,6 +61,11 @@ class DraftingEngine(Engine):
         drafting: Drafting,
     ):
         super().__init__(model, tokenizer, limits, cache)
+        if drafting.draft == "self":
+            raise InputError(
+                "draft: 'self' is for texts of `generate`, and a server has no drafts by its model yet; use "
+                "'lookup', or a small model"
+            )
         config = GenerationConfig(cache=cache, speculation=drafting.speculation)
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         check_draft(drafting.draft, config, model, ids, None, None, max_new_tokens=limits.tokens - 1)

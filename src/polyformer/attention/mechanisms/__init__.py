@@ -22,12 +22,14 @@ from polyformer.attention.mechanisms.routing import RoutingConfig
 from polyformer.attention.mechanisms.sinkhorn import SinkhornConfig, SortCutConfig
 from polyformer.attention.mechanisms.softmax_attention import (
     DifferentialConfig,
+    PersistentConfig,
     SoftmaxConfig,
     SVDConfig,
 )
 from polyformer.attention.mechanisms.spans import AdaptiveSpanConfig, DynamicSpanConfig
 from polyformer.attention.mechanisms.weight_rules import (
     CopeConfig,
+    CosineConfig,
     SelectiveConfig,
     SigmoidConfig,
     TalkingHeadsConfig,
@@ -38,6 +40,7 @@ __all__ = [
     "AdaptiveSpanConfig",
     "AlternateConfig",
     "CopeConfig",
+    "CosineConfig",
     "DeltaConfig",
     "DifferentialConfig",
     "DynamicSpanConfig",
@@ -57,6 +60,7 @@ __all__ = [
     "PairWeights",
     "PairWeightsConfig",
     "PerformerConfig",
+    "PersistentConfig",
     "RFAConfig",
     "RWKV7Config",
     "RetentionConfig",

@@ -1,7 +1,7 @@
 """Options of attention that are separate parts: latents, an indexer, a second attention, global tokens."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from polyformer.attention.mechanisms import SoftmaxConfig
 from polyformer.attention.mechanisms.base import MechanismConfig
@@ -20,6 +20,8 @@ class LatentConfig(Config):
 
     `form`: how queries read the latents; by default the form with fewer products (stack/latent.py).
     """
+
+    made_by_options: ClassVar[bool] = True
 
     size: PositiveInt | None = None  # of the latent of keys and values; by default 4 D
     query_size: PositiveInt | None = None  # of the latent of queries; by default queries have none
@@ -62,6 +64,8 @@ class IndexerConfig(Config):
     `stage`: a model is first trained in the stage 'dense', where queries see all keys while the indexer
     learns, then in the stage 'sparse'. `align`: the weight of the indexer's loss in training.
     """
+
+    made_by_options: ClassVar[bool] = True
 
     top_k: PositiveInt = 2048
     heads: PositiveInt = 4
