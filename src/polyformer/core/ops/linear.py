@@ -114,19 +114,8 @@ def joint_linear(x: Tensor, layers: Sequence[nn.Module]) -> Tensor | None:
             return kept.product(x, layers)
         if active_backend.get() is not None:
             return None
-    weights, biases = [], []
-    for layer in map(unbound, layers):
-        if not is_plain(layer):
-            return None
-        weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
-        if type(weight) is not nn.Parameter or weight.numel() > COPIED:  # pruned, parametrized, spread
-            return None
-        weights.append(weight)
-        if bias is not None:
-            biases.append(bias)
-    if biases and len(biases) < len(weights):
-        return None
-    return F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    tables = _small_tables(layers)
+    return None if tables is None else _product_of_copies(x, tables)
 
 
 def joined(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
@@ -134,23 +123,36 @@ def joined(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
 
     Nothing may watch or replace the layers as long as it is used: see `core.parts`.
     """
-    plain = [layer for layer in layers if is_plain(layer)]
-    if len(plain) < len(layers) or any(layer.weight.numel() > COPIED for layer in plain):
+    tables = _small_tables(layers)
+    if tables is None:
         return None
-    biases = [layer.bias is not None for layer in plain]
-    if any(biases) and not all(biases):
-        return None
-    tables: list[Any] = [layer._parameters for layer in plain]
 
     def product(x: Tensor) -> Tensor:
         kept = None if torch.is_grad_enabled() else kept_joints.get()
-        joint = None if kept is None else kept.joint(plain)
-        if joint is not None:
-            return F.linear(x, *joint)
-        weight = torch.cat([own["weight"] for own in tables])
-        return F.linear(x, weight, torch.cat([own["bias"] for own in tables]) if all(biases) else None)
+        joint = None if kept is None else kept.joint(layers)
+        return _product_of_copies(x, tables) if joint is None else F.linear(x, *joint)
 
     return product
+
+
+def _small_tables(layers: Sequence[nn.Module]) -> list[Any] | None:
+    """Return the parameters of small plain layers, all with a bias or all without; None for other layers."""
+    tables: list[Any] = []
+    for layer in map(unbound, layers):
+        if not is_plain(layer):
+            return None
+        weight = layer._parameters.get("weight")
+        if type(weight) is not nn.Parameter or weight.numel() > COPIED:  # pruned, parametrized, spread
+            return None
+        tables.append(layer._parameters)
+    return tables if len({table.get("bias") is None for table in tables}) == 1 else None
+
+
+def _product_of_copies(x: Tensor, tables: Sequence[Any]) -> Tensor:
+    """Return x times the weights side by side, which are copied."""
+    weight = torch.cat([table["weight"] for table in tables])
+    with_bias = tables[0].get("bias") is not None
+    return F.linear(x, weight, torch.cat([table["bias"] for table in tables]) if with_bias else None)
 
 
 def activated(x: Tensor, layer: nn.Module, activation: str) -> Tensor:

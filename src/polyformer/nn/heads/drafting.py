@@ -231,7 +231,7 @@ class TokenModule(nn.Module):
         x = self.joint(torch.cat([self.hidden_norm(hidden), self.token_norm(vectors)], -1))
         pos = tokens.last(length, device)
         x = self.stack.position.embed(x, pos, 0)
-        return self.stack(x, pos, tokens.context(length, True, device), None, states)
+        return self.stack.run(x, pos, tokens.context(length, True, device), None, states)
 
 
 def last_layer(decoder: StackConfig) -> StackConfig:
